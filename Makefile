@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint typecheck bench clean
+
+# One virtual environment serves every target; it is rebuilt when the dependencies change.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m xattn.models.fetch
+	$(BIN)/xattn demo --out demo-output
+
+test: $(VENV)/.installed
+	$(MAKE) lint
+	$(MAKE) typecheck
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The folders attributions/ and evaluation/ are subpackages of xattn only once built, so mypy reads the built package.
+typecheck: $(VENV)/.installed
+	rm -rf build/check
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -t build/check .
+	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xattn
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist demo-output *.egg-info

@@ -1,0 +1,1 @@
+"""Attribution methods, one file per family, each a captum Attribution."""

@@ -1,0 +1,1 @@
+"""Attention matrices as Markov chains: pure functions, batched over leading dimensions."""
