@@ -1,1 +1,14 @@
-"""Attribution methods, one file per family, each a captum Attribution."""
+"""Attribution methods, one file per family, each a captum `Attribution`."""
+
+from xattn.attributions.attention import AttentionRollout as AttentionRollout
+from xattn.attributions.attention import DINOAttention as DINOAttention
+from xattn.attributions.attention import RawAttention as RawAttention
+from xattn.attributions.base import TransformerAttribution as TransformerAttribution
+from xattn.attributions.controls import CenterPrior as CenterPrior
+from xattn.attributions.controls import RandomAttribution as RandomAttribution
+from xattn.attributions.markov import ColumnSum as ColumnSum
+from xattn.attributions.markov import Lambda2Rollout as Lambda2Rollout
+from xattn.attributions.markov import NBounceAttention as NBounceAttention
+from xattn.attributions.markov import TokenRank as TokenRank
+from xattn.attributions.registry import find_method as find_method
+from xattn.attributions.registry import methods as methods

@@ -1,0 +1,256 @@
+"""One forward call with its attention, layout and scores: what every method works on."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from xattn._layers import Layers
+from xattn._state import first_tensor_device, undisturbed
+from xattn.attention import AttentionRecord, AttentionTap
+from xattn.attributions._targets import Target, logits_of, resolve_target, scores
+from xattn.errors import ArgumentError, UnsupportedModelError, XattnError
+from xattn.layout import TokenLayout, find_image_layout, find_text_layout
+
+_SIZE_COMPLAINT = re.compile(r"size|height|width|shape|channels|divisible", re.IGNORECASE)
+_WORKS_EVERYWHERE = "captum's Saliency, InputXGradient and IntegratedGradients work for any differentiable model"
+
+
+class Reducer(Protocol):
+    """Takes the attention of one layer after the other, so that memory need not grow with depth."""
+
+    def update(self, record: AttentionRecord, layout: TokenLayout) -> None:
+        """Take one layer's record; it is not kept afterwards."""
+
+
+@dataclass
+class ForwardPass:
+    """What one forward call on a batch left behind.
+
+    Attributes:
+        inputs: The explained tensor (B, ...).
+        additional_args: The other arguments of the forward function.
+        target: As the caller gave it, for this batch.
+        layout: Roles of the N tokens.
+        records: Kept self-attentions of the stream that owns the input, in order; empty with a reducer.
+        pooling: (B, N) weights with which attention pooling read the tokens, None without.
+        valid: (B, N) bool, false for padding; None without a mask.
+        logits: The model's logits in the autograd graph, None if it returns none.
+    """
+
+    inputs: Tensor
+    additional_args: tuple[Any, ...]
+    target: Target
+    layout: TokenLayout
+    records: list[AttentionRecord]
+    pooling: Tensor | None
+    valid: Tensor | None
+    logits: Tensor | None
+    _index: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def target_index(self) -> Tensor:
+        """(B, D) resolved target; the predicted class where the caller gave None.
+
+        Raises:
+            ArgumentError: If the model returned no logits, or the target does not fit them.
+        """
+        if self._index is None:
+            if self.logits is None:
+                raise ArgumentError(
+                    "forward_func: expected logits to choose a target from, got an output without .logits; "
+                    "wrap the model so that it returns a tensor (B, classes)"
+                )
+            self._index = resolve_target(self.logits, self.target)
+        return self._index
+
+    def score(self) -> Tensor:
+        """(B,) value of each sample's target, in the autograd graph."""
+        index = self.target_index
+        assert self.logits is not None  # noqa: S101 - target_index raised otherwise
+        return scores(self.logits, index)
+
+    def tokens_read(self) -> Tensor:
+        """(B, N) distribution of the tokens that the answer is read from.
+
+        The class token, else the pooling weights, else the last valid token of a causal model, else uniform over
+        the valid patches or words.
+        """
+        batch, layout = self.inputs.shape[0], self.layout
+        start = torch.zeros(batch, layout.num_tokens, device=self.inputs.device)
+        if layout.cls_index is not None:
+            start[:, layout.cls_index] = 1.0
+        elif self.pooling is not None:
+            start = self.pooling
+        elif layout.pooling == "last":
+            positions = torch.arange(layout.num_tokens, device=start.device)
+            last = positions.expand(batch, -1) if self.valid is None else positions * self.valid
+            start.scatter_(1, last.amax(1, keepdim=True), 1.0)
+        else:
+            start[:, layout.num_prefix :] = 1.0
+            start = start if self.valid is None else start * self.valid
+            start = start / start.sum(-1, keepdim=True)
+        return start
+
+
+def run_forward(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    additional_args: tuple[Any, ...] = (),
+    *,
+    target: Target = None,
+    layers: Layers = "all",
+    layout: TokenLayout | None = None,
+    reducer: Reducer | None = None,
+    needs_gradient: bool = False,
+) -> ForwardPass:
+    """Call the model once on a batch, in evaluation mode, and gather its attention.
+
+    Args:
+        forward_func: Module or callable.
+        inputs: (B, C, H, W) images, (B, N) token ids or (B, N, D) embeddings.
+        additional_args: Further positional arguments of the call.
+        target: Kept for `ForwardPass.target_index`.
+        layers: Which self-attentions of the stream that owns the input.
+        layout: Roles of the tokens; None finds them.
+        reducer: Takes each record in place of keeping it.
+        needs_gradient: Keep the graph, so that scores can be differentiated by the matrices.
+
+    Raises:
+        CaptureError: If attention could not be read.
+        LayoutError: If the tokens' roles are unknown.
+        UnsupportedModelError: For windowed or hierarchical models.
+        ArgumentError: If the model refuses the input's size, or a layer does not exist.
+    """
+    gathering = _Gathering(inputs, layout, reducer)
+    with _gradient(needs_gradient), undisturbed(forward_func):
+        _check_device(forward_func, inputs)
+        if inputs.is_inference():
+            inputs = inputs.clone()
+        args = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in additional_args)
+        with AttentionTap(
+            layers, consumer=gathering.take, batch_size=inputs.shape[0], require_grad=needs_gradient
+        ) as tap:
+            output = _call(forward_func, inputs, args)
+    del tap
+    found = gathering.finish()
+    return ForwardPass(
+        inputs, args, target, found, gathering.kept, gathering.pooling, gathering.valid, logits_of(output)
+    )
+
+
+class _Gathering:
+    """Sorts the records of a forward call: which stream owns the input, and what is in its way."""
+
+    def __init__(self, inputs: Tensor, layout: TokenLayout | None, reducer: Reducer | None) -> None:
+        self.kept: list[AttentionRecord] = []
+        self.pooling: Tensor | None = None
+        self.valid: Tensor | None = None
+        self._inputs = inputs
+        self._given = layout
+        self._layout: TokenLayout | None = None
+        self._reducer = reducer
+        self._stream: str | None = None
+        self._other: AttentionRecord | None = None
+        self._window: AttentionRecord | None = None
+
+    def take(self, record: AttentionRecord) -> None:
+        if record.kind == "window":
+            self._window = self._window or record
+        elif record.kind == "pooling":
+            self._take_pooling(record)
+        elif record.kind == "self" and self._window is None:
+            self._take_self(record)
+
+    def finish(self) -> TokenLayout:
+        if self._window is not None:
+            raise UnsupportedModelError(
+                f"forward_func: attention in {self._window.path!r} runs over windows "
+                f"{tuple(self._window.attention.shape)}, so layers cannot be read as one chain over all tokens; "
+                + _WORKS_EVERYWHERE
+            )
+        if self._layout is None:
+            other = f"; seen was {self._other.path!r} with {tuple(self._other.attention.shape)}" if self._other else ""
+            raise UnsupportedModelError(
+                f"forward_func: no self-attention over the tokens of an input of shape {tuple(self._inputs.shape)}"
+                f"{other}; {_WORKS_EVERYWHERE}"
+            )
+        return self._layout if self.pooling is None else replace(self._layout, pooling="map")
+
+    def _take_self(self, record: AttentionRecord) -> None:
+        if self._stream is None and self._owns_input(record):
+            self._stream = record.stream
+            self._layout = self._given or self._find_layout(record)
+        if record.stream != self._stream or self._layout is None:
+            self._other = self._other or record
+            return
+        self._check_tokens(record, self._layout)
+        self.valid = record.valid_keys if self.valid is None else self.valid
+        if self._reducer is None:
+            self.kept.append(record)
+        else:
+            self._reducer.update(record, self._layout)
+
+    def _owns_input(self, record: AttentionRecord) -> bool:
+        if record.attention.shape[0] != self._inputs.shape[0]:
+            return False
+        if self._inputs.ndim == 4:
+            return record.grid is not None or self._given is not None or "text" not in record.stream
+        if self._inputs.is_floating_point() and record.grid is not None:
+            raise ArgumentError(
+                f"inputs: expected a batch of images (B, C, H, W), got shape {tuple(self._inputs.shape)}; "
+                "add the batch dimension with x[None]"
+            )
+        return record.attention.shape[-1] == self._inputs.shape[1]
+
+    def _find_layout(self, record: AttentionRecord) -> TokenLayout:
+        tokens = record.attention.shape[-1]
+        if self._inputs.ndim == 4:
+            height, width = self._inputs.shape[-2:]
+            return find_image_layout(tokens, record.grid, record.tower, (height, width))
+        return find_text_layout(tokens, record.causal, has_cls=not self._inputs.is_floating_point())
+
+    def _take_pooling(self, record: AttentionRecord) -> None:
+        weights = record.attention.detach().mean(dim=(1, 2))
+        if self._layout is not None and weights.shape == (self._inputs.shape[0], self._layout.num_tokens):
+            self.pooling = weights
+
+    def _check_tokens(self, record: AttentionRecord, layout: TokenLayout) -> None:
+        tokens = record.attention.shape[-1]
+        if tokens == layout.num_tokens:
+            return
+        if self._given is not None and not self.kept:
+            raise ArgumentError(f"layout: it has {layout.num_tokens} tokens, the attention {tokens}; given was {layout}")
+        raise UnsupportedModelError(
+            f"forward_func: {record.path!r} has {tokens} tokens where earlier layers have {layout.num_tokens}: a "
+            f"hierarchical model, whose layers cannot be read as one chain; {_WORKS_EVERYWHERE}"
+        )
+
+
+@contextmanager
+def _gradient(wanted: bool) -> Iterator[None]:
+    with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        yield
+
+
+def _check_device(forward_func: Callable[..., Any], inputs: Tensor) -> None:
+    device = first_tensor_device(forward_func)
+    if device is not None and device != inputs.device:
+        raise ArgumentError(f"inputs: they are on {inputs.device}, the model on {device}; move one of them")
+
+
+def _call(forward_func: Callable[..., Any], inputs: Tensor, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    try:
+        return forward_func(inputs, *args)
+    except XattnError:
+        raise
+    except (AssertionError, ValueError, RuntimeError) as error:
+        if inputs.ndim == 4 and _SIZE_COMPLAINT.search(str(error)):
+            raise ArgumentError(
+                f"inputs: the model refused images of shape {tuple(inputs.shape)}: {error}"
+            ) from error
+        raise

@@ -1,0 +1,42 @@
+"""Every method by name: the command line, the tables and the test suite read this list.
+
+A new method is one file and one line here.
+"""
+
+from xattn.attributions.attention import AttentionRollout, DINOAttention, RawAttention
+from xattn.attributions.base import TransformerAttribution
+from xattn.attributions.controls import CenterPrior, RandomAttribution
+from xattn.attributions.markov import ColumnSum, Lambda2Rollout, NBounceAttention, TokenRank
+from xattn.errors import ArgumentError
+
+_METHODS: tuple[type[TransformerAttribution], ...] = (
+    TokenRank,
+    NBounceAttention,
+    Lambda2Rollout,
+    ColumnSum,
+    RawAttention,
+    AttentionRollout,
+    DINOAttention,
+    RandomAttribution,
+    CenterPrior,
+)
+
+methods: dict[str, type[TransformerAttribution]] = {method.name: method for method in _METHODS}
+"""Name to class, in the order of tables."""
+
+
+def find_method(name: str) -> type[TransformerAttribution]:
+    """The method of that name; class names, hyphens and capitals are understood ("TokenRank", "n-bounce").
+
+    Raises:
+        ArgumentError: If there is none; it lists them.
+    """
+    wanted = _plain(name)
+    for key, method in methods.items():
+        if wanted in (_plain(key), _plain(method.__name__)):
+            return method
+    raise ArgumentError(f"method: expected one of {', '.join(methods)}; got {name!r}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").strip()

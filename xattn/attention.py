@@ -1,0 +1,191 @@
+"""Reading attention matrices out of any forward function, without touching the model.
+
+Inside an `AttentionTap`, `scaled_dot_product_attention` is computed in the open and eager softmaxes are seen, so
+every attention matrix passes through the tap while it stays part of the autograd graph.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from xattn._intercept import AttentionMode
+from xattn._layers import Layers, LayerSelection
+from xattn._trace import ModuleTrace
+from xattn.errors import CaptureError
+
+Kind = Literal["self", "cross", "pooling", "window"]
+Consumer = Callable[["AttentionRecord"], "AttentionRecord | None"]
+
+_CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
+_INDEX = re.compile(r"(^|_)\d+$")  # "blocks.3", "encoder_layer_3"
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One attention matrix and where it came from.
+
+    Attributes:
+        attention: (batch, heads, queries, keys); `attention[b, h, i, j]` is what token i pays to token j.
+            float32 or float64, upstream of the output in its autograd graph.
+        path: Path of the attention module, e.g. "blocks.3.attn".
+        stream: Path of the stack of layers it belongs to, e.g. "blocks" or "vision_model.encoder.layers".
+        kind: "self", "cross" (keys of another sequence), "pooling" (fewer, learned queries) or "window".
+        layer: Position among the attentions of its kind in its stream.
+        grid: (h, w) of the convolution that made the tokens of this stream, None if there was none.
+        tower: The smallest module that contains both that convolution and this attention.
+        causal: Whether the model asked for causal attention.
+        valid_keys: (batch, keys) bool, false for padding; None without a mask.
+    """
+
+    attention: Tensor = field(repr=False)
+    path: str
+    stream: str
+    kind: Kind
+    layer: int
+    grid: tuple[int, int] | None = None
+    tower: nn.Module | None = field(default=None, repr=False, compare=False)
+    causal: bool = False
+    valid_keys: Tensor | None = field(default=None, repr=False, compare=False)
+
+
+class AttentionTap:
+    """Context manager that records the attention matrices of one forward call.
+
+    Works for modules and for any callable around them; nothing is stored on the model, nothing has to be undone.
+
+        with AttentionTap(layers=-1) as tap:
+            logits = model(images)
+        tap.maps[0]  # (batch, heads, tokens, tokens)
+
+    Args:
+        layers: Which self-attentions of each stream to keep: "all", an index (negative from the end), or several.
+        consumer: Called with each kept record; what it returns is kept in its place, None keeps nothing. Reduce, or
+            move to another device, as the forward goes on. Records asked for from the end arrive when it is over.
+        batch_size: Batch of the inputs, by which attention over windows is told from attention over images; None
+            takes it from the first tensor that a module receives.
+        require_grad: Give matrices a gradient even where no parameter has one (frozen models).
+
+    Attributes:
+        records: The kept records in order of execution.
+
+    Raises:
+        CaptureError: At exit, if no attention was seen or an attention module ran unseen.
+        ArgumentError: At exit, if a layer index does not exist.
+    """
+
+    def __init__(
+        self,
+        layers: Layers = "all",
+        *,
+        consumer: Consumer | None = None,
+        batch_size: int | None = None,
+        require_grad: bool = False,
+    ) -> None:
+        self.records: list[AttentionRecord] = []
+        self._selection = LayerSelection(layers, consumer)
+        self._batch_size = batch_size
+        self._require_grad = require_grad
+        self._trace = ModuleTrace()
+        self._resources = ExitStack()
+        self._origins: dict[str, tuple[tuple[int, int] | None, nn.Module | None]] = {}
+        self._counts: dict[tuple[str, Kind], int] = {}
+        self._seen: set[str] = set()
+
+    @property
+    def maps(self) -> list[Tensor]:
+        """The kept matrices, each (batch, heads, queries, keys)."""
+        return [record.attention for record in self.records]
+
+    def __enter__(self) -> Self:
+        with ExitStack() as resources:
+            if "torch._dynamo" in sys.modules:  # importing it is slow, and before that nothing can be compiled
+                resources.enter_context(torch.compiler.set_stance("force_eager"))
+            resources.enter_context(self._trace)
+            resources.enter_context(AttentionMode(self._take, self._inside_attention))
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: object) -> None:
+        ran = dict(self._trace.ran)
+        self._resources.close()
+        if exc_type is None:
+            self._check_complete(ran)
+            self.records = self._selection.finish()
+
+    def _inside_attention(self) -> bool:
+        return bool(self._trace.attention_modules())
+
+    def _take(self, attention: Tensor, valid_keys: Tensor | None, causal: bool) -> Tensor:
+        """Record one matrix; returns the matrix that the model goes on with."""
+        if self._require_grad and not attention.requires_grad and torch.is_grad_enabled():
+            attention = attention.requires_grad_()
+        running = self._trace.attention_modules()
+        self._seen.update(running)
+        path = running[-1] if running else self._trace.path
+        matrix = self._split_heads(attention)
+        kind = self._kind(matrix, path)
+        stream = _stream(path)
+        grid, tower = self._origin(stream)
+        layer = self._counts.get((stream, kind), 0)
+        self._counts[stream, kind] = layer + 1
+        self._selection.add(AttentionRecord(matrix, path, stream, kind, layer, grid, tower, causal, valid_keys))
+        return attention
+
+    def _split_heads(self, attention: Tensor) -> Tensor:
+        """(batch, heads, queries, keys) also where a model folds heads into the batch or has none."""
+        if attention.ndim >= 4:
+            return attention
+        batch = self._batch_size or self._trace.batch_size or attention.shape[0]
+        heads = max(1, attention.shape[0] // batch)
+        return attention.unflatten(0, (-1, heads)) if attention.shape[0] % heads == 0 else attention.unsqueeze(1)
+
+    def _kind(self, attention: Tensor, path: str) -> Kind:
+        queries, keys = attention.shape[-2:]
+        batch = self._batch_size or self._trace.batch_size
+        if attention.ndim > 4 or (batch and attention.shape[0] != batch and attention.shape[0] % batch == 0):
+            return "window"
+        if _CROSS.search(path):
+            return "cross"
+        if queries == keys:
+            return "self"
+        return "pooling" if queries == 1 or "pool" in path.lower() else "cross"
+
+    def _origin(self, stream: str) -> tuple[tuple[int, int] | None, nn.Module | None]:
+        """Grid and tower of a stream, noted when its first attention runs."""
+        if stream not in self._origins:
+            convolution = self._trace.take_convolution()
+            if convolution is None:
+                self._origins[stream] = (None, self._trace.common_module(""))
+            else:
+                path, grid = convolution
+                self._origins[stream] = (grid, self._trace.common_module(path))
+        return self._origins[stream]
+
+    def _check_complete(self, ran: dict[str, nn.Module]) -> None:
+        unseen = [path for path in ran if path not in self._seen]
+        if unseen:
+            kinds = sorted({type(ran[path]).__name__ for path in unseen})
+            raise CaptureError(
+                f"attention ran without being seen in {len(unseen)} module(s), first {unseen[0]!r} ({', '.join(kinds)}). "
+                "It probably runs in a kernel of its own (xformers, flash-attn, flex attention) or is not softmax "
+                'attention. Switch the model to torch\'s attention: attn_implementation="sdpa" or "eager" in '
+                "transformers, the module's fused or memory-efficient flag elsewhere."
+            )
+        if not self._seen and not self._counts:
+            raise CaptureError(
+                "no attention was seen: neither scaled_dot_product_attention nor a softmax inside an attention module "
+                "ran. Expected a transformer; a traced or scripted model must be replaced by the original module."
+            )
+
+
+def _stream(path: str) -> str:
+    """The path before the first numbered part: "blocks.3.attn" gives "blocks"."""
+    parts = path.split(".")
+    first = next((i for i, part in enumerate(parts) if _INDEX.search(part)), max(len(parts) - 1, 0))
+    return ".".join(parts[:first])
