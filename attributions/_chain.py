@@ -47,7 +47,7 @@ class MeanAttention:
     @property
     def matrix(self) -> Tensor:
         """(B, N, N) mean of the layers so far."""
-        assert self._sum is not None  # noqa: S101 - a forward call without layers has already raised
+        assert self._sum is not None  # a forward call without layers has already raised
         return self._sum / self._layers
 
     def update(self, record: AttentionRecord, layout: TokenLayout) -> None:

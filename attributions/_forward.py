@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -71,7 +71,7 @@ class ForwardPass:
     def score(self) -> Tensor:
         """(B,) value of each sample's target, in the autograd graph."""
         index = self.target_index
-        assert self.logits is not None  # noqa: S101 - target_index raised otherwise
+        assert self.logits is not None  # target_index raised otherwise
         return scores(self.logits, index)
 
     def tokens_read(self) -> Tensor:
@@ -107,6 +107,7 @@ def run_forward(
     layout: TokenLayout | None = None,
     reducer: Reducer | None = None,
     needs_gradient: bool = False,
+    around: AbstractContextManager[object] | None = None,
 ) -> ForwardPass:
     """Call the model once on a batch, in evaluation mode, and gather its attention.
 
@@ -119,6 +120,7 @@ def run_forward(
         layout: Roles of the tokens; None finds them.
         reducer: Takes each record in place of keeping it.
         needs_gradient: Keep the graph, so that scores can be differentiated by the matrices.
+        around: Entered around the call, outside the tap, so that a function mode sees the attention's own products.
 
     Raises:
         CaptureError: If attention could not be read.
@@ -132,9 +134,12 @@ def run_forward(
         if inputs.is_inference():
             inputs = inputs.clone()
         args = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in additional_args)
-        with AttentionTap(
-            layers, consumer=gathering.take, batch_size=inputs.shape[0], require_grad=needs_gradient
-        ) as tap:
+        with (
+            around or nullcontext(),
+            AttentionTap(
+                layers, consumer=gathering.take, batch_size=inputs.shape[0], require_grad=needs_gradient
+            ) as tap,
+        ):
             output = _call(forward_func, inputs, args)
     del tap
     found = gathering.finish()
@@ -155,6 +160,7 @@ class _Gathering:
         self._layout: TokenLayout | None = None
         self._reducer = reducer
         self._stream: str | None = None
+        self._poolings: list[Tensor] = []
         self._other: AttentionRecord | None = None
         self._window: AttentionRecord | None = None
 
@@ -162,7 +168,7 @@ class _Gathering:
         if record.kind == "window":
             self._window = self._window or record
         elif record.kind == "pooling":
-            self._take_pooling(record)
+            self._poolings.append(record.attention.detach().mean(dim=(1, 2)))
         elif record.kind == "self" and self._window is None:
             self._take_self(record)
 
@@ -179,6 +185,8 @@ class _Gathering:
                 f"forward_func: no self-attention over the tokens of an input of shape {tuple(self._inputs.shape)}"
                 f"{other}; {_WORKS_EVERYWHERE}"
             )
+        read = (self._inputs.shape[0], self._layout.num_tokens)
+        self.pooling = next((weights for weights in self._poolings if weights.shape == read), None)
         return self._layout if self.pooling is None else replace(self._layout, pooling="map")
 
     def _take_self(self, record: AttentionRecord) -> None:
@@ -214,17 +222,14 @@ class _Gathering:
             return find_image_layout(tokens, record.grid, record.tower, (height, width))
         return find_text_layout(tokens, record.causal, has_cls=not self._inputs.is_floating_point())
 
-    def _take_pooling(self, record: AttentionRecord) -> None:
-        weights = record.attention.detach().mean(dim=(1, 2))
-        if self._layout is not None and weights.shape == (self._inputs.shape[0], self._layout.num_tokens):
-            self.pooling = weights
-
     def _check_tokens(self, record: AttentionRecord, layout: TokenLayout) -> None:
         tokens = record.attention.shape[-1]
         if tokens == layout.num_tokens:
             return
         if self._given is not None and not self.kept:
-            raise ArgumentError(f"layout: it has {layout.num_tokens} tokens, the attention {tokens}; given was {layout}")
+            raise ArgumentError(
+                f"layout: it has {layout.num_tokens} tokens, the attention {tokens}; given was {layout}"
+            )
         raise UnsupportedModelError(
             f"forward_func: {record.path!r} has {tokens} tokens where earlier layers have {layout.num_tokens}: a "
             f"hierarchical model, whose layers cannot be read as one chain; {_WORKS_EVERYWHERE}"
@@ -250,7 +255,5 @@ def _call(forward_func: Callable[..., Any], inputs: Tensor, args: tuple[Any, ...
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
         if inputs.ndim == 4 and _SIZE_COMPLAINT.search(str(error)):
-            raise ArgumentError(
-                f"inputs: the model refused images of shape {tuple(inputs.shape)}: {error}"
-            ) from error
+            raise ArgumentError(f"inputs: the model refused images of shape {tuple(inputs.shape)}: {error}") from error
         raise

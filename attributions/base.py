@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -109,7 +110,7 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
             if forward.valid is not None:
                 relevance = relevance * forward.valid
             maps.append(from_tokens(relevance, forward.layout, forward.inputs, resolution, interpolation))
-        result = torch.cat(maps)
+        result: Any = torch.cat(maps)
         return (result,) if is_tuple else result
 
     @abstractmethod
@@ -125,6 +126,10 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
         """A fresh object that takes the layers one by one; None keeps them in `ForwardPass.records`."""
         return None
 
+    def _around(self) -> AbstractContextManager[object]:
+        """A context for the forward call, such as a function mode that sees the model's operations."""
+        return nullcontext()
+
     def _forward(
         self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: Reducer | None
     ) -> ForwardPass:
@@ -138,6 +143,7 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
             layout=self.layout,
             reducer=reducer,
             needs_gradient=self.needs_gradient,
+            around=self._around(),
         )
         if self.needs_class_token and forward.layout.cls_index is None:
             raise UnsupportedModelError(
@@ -181,7 +187,7 @@ def check_inputs(inputs: object) -> tuple[Tensor, bool]:
 
 
 def as_args(additional_forward_args: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    """captum's additional_forward_args (None, one, or a tuple) as a tuple."""
+    """The additional_forward_args of captum (None, one, or a tuple) as a tuple."""
     if additional_forward_args is None:
         return ()
     return additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)

@@ -44,9 +44,7 @@ class RandomAttribution(Control):
     name = "random"
     summary = "uniform noise (control)"
 
-    def __init__(
-        self, forward_func: Callable[..., Any], *, seed: int = 0, layout: TokenLayout | None = None
-    ) -> None:
+    def __init__(self, forward_func: Callable[..., Any], *, seed: int = 0, layout: TokenLayout | None = None) -> None:
         super().__init__(forward_func, layout=layout)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ArgumentTypeError(f"seed: expected an integer, got {type(seed).__name__}")

@@ -75,7 +75,9 @@ class TokenRank(ChainAttribution):
         self.alpha = alpha
         self.on = on
         self.personalization = personalization
-        self.is_class_specific = isinstance(personalization, TransformerAttribution) and personalization.is_class_specific
+        self.is_class_specific = (
+            isinstance(personalization, TransformerAttribution) and personalization.is_class_specific
+        )
 
     def _reducer(self) -> Reducer | None:
         if self.on == "rollout":
@@ -89,7 +91,7 @@ class TokenRank(ChainAttribution):
         return self._as_tokens(rank, forward)
 
     def _restart(self, chain: Tensor, forward: ForwardPass) -> Tensor:
-        """p over the states of the chain."""
+        """Restart distribution over the states of the chain."""
         uniform = self._uniform(forward, chain)
         if self.personalization is None:
             return uniform

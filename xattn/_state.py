@@ -76,13 +76,11 @@ def _collect(thing: object, found: dict[int, nn.Module], visited: set[int]) -> N
     elif inspect.isfunction(thing):
         variables = inspect.getclosurevars(thing)
         parts = [*variables.nonlocals.values(), *variables.globals.values(), *(thing.__defaults__ or ())]
-        parts += list((thing.__kwdefaults__ or {}).values()) + [getattr(thing, "__wrapped__", None)]
+        parts += [*(thing.__kwdefaults__ or {}).values(), getattr(thing, "__wrapped__", None)]
         parts = [part for part in parts if not inspect.ismodule(part) and not inspect.isclass(part)]
     elif isinstance(thing, (str, bytes, int, float, Tensor, type)) or inspect.ismodule(thing):
         return
     else:
-        parts = list(getattr(thing, "__dict__", {}).values())
-        call = getattr(type(thing), "__call__", None)
-        parts += [call] if inspect.isfunction(call) else []
+        parts = [*getattr(thing, "__dict__", {}).values(), type(thing).__dict__.get("__call__")]
     for part in parts:
         _collect(part, found, visited)

@@ -172,7 +172,7 @@ class AttentionTap:
         if unseen:
             kinds = sorted({type(ran[path]).__name__ for path in unseen})
             raise CaptureError(
-                f"attention ran without being seen in {len(unseen)} module(s), first {unseen[0]!r} ({', '.join(kinds)}). "
+                f"attention ran unseen in {len(unseen)} module(s), first {unseen[0]!r} ({', '.join(kinds)}). "
                 "It probably runs in a kernel of its own (xformers, flash-attn, flex attention) or is not softmax "
                 'attention. Switch the model to torch\'s attention: attn_implementation="sdpa" or "eager" in '
                 "transformers, the module's fused or memory-efficient flag elsewhere."

@@ -43,7 +43,9 @@ class TokenLayout:
 
     def __post_init__(self) -> None:
         if (self.grid is None) == (self.words == 0):
-            raise ArgumentError(f"layout: expected either grid=(h, w) or words=n, got grid={self.grid}, words={self.words}")
+            raise ArgumentError(
+                f"layout: expected either grid=(h, w) or words=n, got grid={self.grid}, words={self.words}"
+            )
         if self.grid is not None and (len(self.grid) != 2 or min(self.grid) < 1):
             raise ArgumentError(f"layout: grid must be two positive integers (h, w), got {self.grid}")
         if self.words < 0:
