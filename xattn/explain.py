@@ -1,0 +1,223 @@
+"""The front door: a model, a picture, and how every method explains the prediction."""
+
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from xattn._layers import Layers
+from xattn._subject import Subject, Target, find_subject, find_target, predict
+from xattn.attributions import TransformerAttribution, find_method
+from xattn.attributions import methods as registered
+from xattn.errors import ArgumentError, ArgumentTypeError, CaptureError, LayoutError, UnsupportedModelError
+from xattn.explanation import ClassProbability as ClassProbability
+from xattn.explanation import Explanation as Explanation
+
+if TYPE_CHECKING:
+    from xattn.models.image import ImageLike
+    from xattn.models.model import Model
+
+MethodLike: TypeAlias = str | type[TransformerAttribution] | Any
+
+_REFUSALS = (UnsupportedModelError, LayoutError, CaptureError)
+
+
+def explain(
+    model: "str | Model | Callable[..., Any]",
+    image: "ImageLike",
+    methods: str | Iterable[MethodLike] | Mapping[str, MethodLike] | None = None,
+    target: Target = None,
+    *,
+    layers: Layers | None = None,
+    device: str | torch.device | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> Explanation:
+    """Explain one prediction by one or several methods.
+
+    Args:
+        model: A name for `load` ("demo", "photos", "timm:..."), a loaded `Model`, or any module or callable that
+            takes a batch of images.
+        image: With a name or a `Model`: a file, PIL image, array or tensor (C, H, W), which is preprocessed as the
+            model wants it; a batch of one, (1, C, H, W), counts as preprocessed. With any other callable: a tensor
+            (C, H, W) or (1, C, H, W) as the callable takes it.
+        methods: Names (spelled freely: "TokenRank", "n-bounce"), classes, or attribution objects of your own
+            configuration; one, several, or a mapping with names of your own. None takes every registered method, and
+            those that refuse this model are reported in `Explanation.skipped`; a method asked for by name raises.
+        target: Number or name of the class to explain; None is the predicted class. One for all methods.
+        layers: Given to the methods that choose layers ("all", an index, several); the others keep their own.
+        device: Where to run. A model given by name is moved there; another one has to be there already.
+        progress: Called with each method's name before it runs.
+
+    Returns:
+        The maps, and everything needed to read, show and repeat them.
+
+    Raises:
+        ArgumentError: An argument has a wrong value.
+        ArgumentTypeError: An argument has a wrong type.
+        UnsupportedModelError: A method that was asked for does not apply to this model.
+        WeightsError: The model's weights cannot be had.
+
+    Example:
+        >>> from xattn import explain
+        >>> from xattn.models.scenes import Scenes
+        >>> explanation = explain("demo", Scenes("test", 1)[0].image, ["token_rank", "n_bounce"])
+        >>> {name: tuple(relevance.shape) for name, relevance in explanation.maps.items()}
+        {'token_rank': (12, 12), 'n_bounce': (12, 12)}
+    """
+    chosen = choose_methods(methods)
+    subject = find_subject(model, device)
+    shown, batch = subject.read(image)
+    logits = subject.logits(batch)
+    index = find_target(target, logits, subject)
+
+    maps, configurations, seconds, skipped = {}, {}, {}, {}
+    reasons: list[Exception] = []
+    for name, method in _build(chosen, subject, layers).items():
+        if progress is not None:
+            progress(name)
+        start = time.perf_counter()
+        try:
+            if methods is None and logits is None and getattr(method, "is_class_specific", False):
+                raise UnsupportedModelError("explains a class, and the model gives no class scores")
+            relevance = _relevance(method, batch, index)
+        except _REFUSALS as error:
+            if methods is not None:
+                raise
+            skipped[name] = str(error)
+            reasons.append(error)
+            continue
+        maps[name] = relevance.detach().cpu()
+        seconds[name] = time.perf_counter() - start
+        configurations[name] = configuration(method)
+    if not maps:
+        raise reasons[0]
+    return Explanation(
+        image=shown.cpu(),
+        input=batch[0].detach().cpu(),
+        maps=maps,
+        prediction=predict(logits, subject),
+        target=index,
+        target_name="" if index is None else subject.class_name(index),
+        methods=configurations,
+        model=subject.name,
+        seconds=seconds,
+        skipped=skipped,
+        versions=_versions(),
+        source=os.fspath(image) if isinstance(image, (str, os.PathLike)) else "",
+    )
+
+
+def choose_methods(methods: str | Iterable[MethodLike] | Mapping[str, MethodLike] | None) -> dict[str, MethodLike]:
+    """Name to class or attribution object, in the order asked for; the second of a name becomes "name #2".
+
+    Raises:
+        ArgumentError: For an unknown name, or if nothing was asked for.
+        ArgumentTypeError: For something that is no method.
+    """
+    if methods is None:
+        return dict(registered)
+    if isinstance(methods, Mapping):
+        named = [(str(name), method) for name, method in methods.items()]
+    else:
+        single = isinstance(methods, (str, type)) or hasattr(methods, "attribute")
+        named = [("", method) for method in ([methods] if single else methods)]
+    chosen: dict[str, MethodLike] = {}
+    for given, method in named:
+        if isinstance(method, str):
+            method = find_method(method)
+        if not (isinstance(method, type) and issubclass(method, TransformerAttribution)) and (
+            isinstance(method, type) or not hasattr(method, "attribute")
+        ):
+            raise ArgumentTypeError(
+                f"methods: expected names, classes of this library, or objects with .attribute; got {method!r}"
+            )
+        name = given or str(getattr(method, "name", type(method).__name__))
+        count = sum(key == name or key.startswith(f"{name} #") for key in chosen)
+        chosen[f"{name} #{count + 1}" if count else name] = method
+    if not chosen:
+        raise ArgumentError("methods: expected at least one method, got none")
+    return chosen
+
+
+def configuration(method: object) -> dict[str, Any]:
+    """Class and constructor arguments of an attribution object, as JSON would give them back."""
+    facts: dict[str, Any] = {"class": f"{type(method).__module__}.{type(method).__qualname__}"}
+    for name in inspect.signature(type(method)).parameters:
+        if name != "forward_func" and hasattr(method, name):
+            facts[name] = _plain(getattr(method, name))
+    return facts
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401
+    """A value in the types of JSON."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if hasattr(value, "attribute"):
+        return configuration(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _build(chosen: Mapping[str, MethodLike], subject: Subject, layers: Layers | None) -> dict[str, Any]:
+    """Classes become attribution objects; what is one already stays as it is."""
+    built: dict[str, Any] = {}
+    used = layers is None
+    for name, method in chosen.items():
+        if not isinstance(method, type):
+            built[name] = method
+            continue
+        options: dict[str, Any] = {}
+        accepted = inspect.signature(method).parameters
+        if subject.model is not None and subject.model.layout is not None and "layout" in accepted:
+            options["layout"] = subject.model.layout
+        if layers is not None and "layers" in accepted:
+            options["layers"] = layers
+            used = True
+        built[name] = method(subject.forward, **options)
+    if not used:
+        raise ArgumentError(f"layers: none of {', '.join(chosen)} chooses layers; leave it out")
+    return built
+
+
+def _relevance(method: Any, batch: Tensor, index: int | tuple[int, ...] | None) -> Tensor:  # noqa: ANN401
+    """(h, w) of patches, or (H, W) of pixels from a method of another library."""
+    if isinstance(method, TransformerAttribution):
+        relevance: Tensor = method.attribute(batch, target=index, resolution="patch")
+        return relevance[0]
+    pixels: Tensor = method.attribute(batch.detach().clone().requires_grad_(), target=index)
+    return pixels[0].sum(0)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("xattn", "torch", "captum", "timm", "transformers", "torchvision"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class _CallableModule(ModuleType):
+    """`xattn.explain` is this module or the function in it, whichever was bound last: calling works for both."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Explanation:  # noqa: ANN401
+        return explain(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
