@@ -1,7 +1,7 @@
 """One forward call with its attention, layout and scores: what every method works on."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from xattn._layers import Layers
-from xattn._state import first_tensor_device, undisturbed
+from xattn._layers import Layers, check_layers
+from xattn._state import find_modules, first_tensor_device, undisturbed
 from xattn.attention import AttentionRecord, AttentionTap
 from xattn.attributions._targets import Target, logits_of, resolve_target, scores
 from xattn.errors import ArgumentError, UnsupportedModelError, XattnError
 from xattn.layout import TokenLayout, find_image_layout, find_text_layout
 
-_SIZE_COMPLAINT = re.compile(r"size|height|width|shape|channels|divisible", re.IGNORECASE)
+_SIZE_COMPLAINT = re.compile(r"size|height|width|shape|channels|divisible|unpack|dimension", re.IGNORECASE)
+_ADD_BATCH = "expected a batch of images (B, C, H, W); add the batch dimension of a single image with x[None]"
 _WORKS_EVERYWHERE = "captum's Saliency, InputXGradient and IntegratedGradients work for any differentiable model"
 
 
@@ -128,7 +129,7 @@ def run_forward(
         UnsupportedModelError: For windowed or hierarchical models.
         ArgumentError: If the model refuses the input's size, or a layer does not exist.
     """
-    gathering = _Gathering(inputs, layout, reducer)
+    gathering = _Gathering(inputs, layers, layout, reducer)
     with _gradient(needs_gradient), undisturbed(forward_func):
         _check_device(forward_func, inputs)
         if inputs.is_inference():
@@ -137,12 +138,16 @@ def run_forward(
         with (
             around or nullcontext(),
             AttentionTap(
-                layers, consumer=gathering.take, batch_size=inputs.shape[0], require_grad=needs_gradient
+                layers,
+                consumer=gathering.take,
+                batch_size=inputs.shape[0],
+                require_grad=needs_gradient,
+                roots=find_modules(forward_func),
             ) as tap,
         ):
             output = _call(forward_func, inputs, args)
+    found = gathering.finish(tap.depth)
     del tap
-    found = gathering.finish()
     return ForwardPass(
         inputs, args, target, found, gathering.kept, gathering.pooling, gathering.valid, logits_of(output)
     )
@@ -151,11 +156,12 @@ def run_forward(
 class _Gathering:
     """Sorts the records of a forward call: which stream owns the input, and what is in its way."""
 
-    def __init__(self, inputs: Tensor, layout: TokenLayout | None, reducer: Reducer | None) -> None:
+    def __init__(self, inputs: Tensor, layers: Layers, layout: TokenLayout | None, reducer: Reducer | None) -> None:
         self.kept: list[AttentionRecord] = []
         self.pooling: Tensor | None = None
         self.valid: Tensor | None = None
         self._inputs = inputs
+        self._layers = layers
         self._given = layout
         self._layout: TokenLayout | None = None
         self._reducer = reducer
@@ -172,28 +178,48 @@ class _Gathering:
         elif record.kind == "self" and self._window is None:
             self._take_self(record)
 
-    def finish(self) -> TokenLayout:
+    def finish(self, depth: Mapping[str, int]) -> TokenLayout:
         if self._window is not None:
             raise UnsupportedModelError(
                 f"forward_func: attention in {self._window.path!r} runs over windows "
                 f"{tuple(self._window.attention.shape)}, so layers cannot be read as one chain over all tokens; "
                 + _WORKS_EVERYWHERE
             )
-        if self._layout is None:
-            other = f"; seen was {self._other.path!r} with {tuple(self._other.attention.shape)}" if self._other else ""
-            raise UnsupportedModelError(
-                f"forward_func: no self-attention over the tokens of an input of shape {tuple(self._inputs.shape)}"
-                f"{other}; {_WORKS_EVERYWHERE}"
-            )
+        if self._layout is None or self._stream is None:
+            raise self._nothing_owned(depth)
+        self._check_depth(depth[self._stream])
         read = (self._inputs.shape[0], self._layout.num_tokens)
         self.pooling = next((weights for weights in self._poolings if weights.shape == read), None)
         return self._layout if self.pooling is None else replace(self._layout, pooling="map")
+
+    def _nothing_owned(self, depth: Mapping[str, int]) -> XattnError:
+        """Why no attention over the input's tokens was found."""
+        shape, other = tuple(self._inputs.shape), self._other
+        if other is not None and other.attention.shape[0] == shape[0] and len(shape) == 4:
+            self._check_tokens(other, self._given or self._find_layout(other))  # one of both has its reason to raise
+        if other is not None and other.grid is not None and len(shape) == 3:
+            return ArgumentError(f"inputs: got shape {shape}; {_ADD_BATCH}")
+        seen = f"; seen was {other.path!r} with {tuple(other.attention.shape)}" if other is not None else ""
+        if self._layers != "all":
+            seen += f"; asked for were layers={self._layers} of {dict(depth)}"
+        return UnsupportedModelError(
+            f"forward_func: no self-attention over the tokens of an input of shape {shape}{seen}; {_WORKS_EVERYWHERE}"
+        )
+
+    def _check_depth(self, depth: int) -> None:
+        """An index that only another stream has is no reason to explain fewer layers than were asked for."""
+        for index in check_layers(self._layers) or ():
+            if not -depth <= index < depth:
+                raise ArgumentError(
+                    f"layers: no self-attention layer {index}; {self._stream or 'the model'} has {depth}"
+                )
 
     def _take_self(self, record: AttentionRecord) -> None:
         if self._stream is None and self._owns_input(record):
             self._stream = record.stream
             self._layout = self._given or self._find_layout(record)
         if record.stream != self._stream or self._layout is None:
+            self._refuse_second_owner(record)
             self._other = self._other or record
             return
         self._check_tokens(record, self._layout)
@@ -204,36 +230,44 @@ class _Gathering:
             self._reducer.update(record, self._layout)
 
     def _owns_input(self, record: AttentionRecord) -> bool:
-        if record.attention.shape[0] != self._inputs.shape[0]:
+        """Images own the tokens that a convolution made, words the others; a given layout decides by its length."""
+        batch, *_, tokens = record.attention.shape
+        if batch != self._inputs.shape[0]:
             return False
+        given = self._given is not None and self._given.num_tokens == tokens
         if self._inputs.ndim == 4:
-            return record.grid is not None or self._given is not None or "text" not in record.stream
-        if self._inputs.is_floating_point() and record.grid is not None:
-            raise ArgumentError(
-                f"inputs: expected a batch of images (B, C, H, W), got shape {tuple(self._inputs.shape)}; "
-                "add the batch dimension with x[None]"
+            return record.grid is not None or given
+        return (record.grid is None or given) and tokens == self._inputs.shape[1]
+
+    def _refuse_second_owner(self, record: AttentionRecord) -> None:
+        if self._stream is not None and self._inputs.ndim == 4 and self._given is None and self._owns_input(record):
+            raise UnsupportedModelError(
+                f"forward_func: the image becomes tokens twice, in {self._stream!r} and in {record.stream!r}: a "
+                f"hierarchical model or several models, which cannot be read as one chain; {_WORKS_EVERYWHERE}"
             )
-        return record.attention.shape[-1] == self._inputs.shape[1]
 
     def _find_layout(self, record: AttentionRecord) -> TokenLayout:
         tokens = record.attention.shape[-1]
+        self._refuse_hierarchy(record, record.first_keys)
         if self._inputs.ndim == 4:
             height, width = self._inputs.shape[-2:]
             return find_image_layout(tokens, record.grid, record.tower, (height, width))
-        return find_text_layout(tokens, record.causal, has_cls=not self._inputs.is_floating_point())
+        return find_text_layout(tokens, record.is_causal, has_cls=not self._inputs.is_floating_point())
 
     def _check_tokens(self, record: AttentionRecord, layout: TokenLayout) -> None:
-        tokens = record.attention.shape[-1]
-        if tokens == layout.num_tokens:
-            return
-        if self._given is not None and not self.kept:
+        if self._given is not None and record.first_keys != layout.num_tokens:
             raise ArgumentError(
-                f"layout: it has {layout.num_tokens} tokens, the attention {tokens}; given was {layout}"
+                f"layout: it has {layout.num_tokens} tokens, the attention {record.first_keys}; given was {layout}"
             )
-        raise UnsupportedModelError(
-            f"forward_func: {record.path!r} has {tokens} tokens where earlier layers have {layout.num_tokens}: a "
-            f"hierarchical model, whose layers cannot be read as one chain; {_WORKS_EVERYWHERE}"
-        )
+        self._refuse_hierarchy(record, layout.num_tokens)
+
+    def _refuse_hierarchy(self, record: AttentionRecord, expected: int) -> None:
+        tokens = record.attention.shape[-1]
+        if tokens != expected:
+            raise UnsupportedModelError(
+                f"forward_func: {record.path!r} has {tokens} tokens where earlier layers have {expected}: a "
+                f"hierarchical model, whose layers cannot be read as one chain; {_WORKS_EVERYWHERE}"
+            )
 
 
 @contextmanager
@@ -254,6 +288,11 @@ def _call(forward_func: Callable[..., Any], inputs: Tensor, args: tuple[Any, ...
     except XattnError:
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
+        image_like = inputs.ndim == 3 and inputs.is_floating_point() and inputs.shape[0] in (1, 3, 4)
+        if image_like and _SIZE_COMPLAINT.search(str(error)):
+            raise ArgumentError(
+                f"inputs: the model refused shape {tuple(inputs.shape)}: {error}. If this is an image: {_ADD_BATCH}"
+            ) from error
         if inputs.ndim == 4 and _SIZE_COMPLAINT.search(str(error)):
             raise ArgumentError(f"inputs: the model refused images of shape {tuple(inputs.shape)}: {error}") from error
         raise

@@ -73,13 +73,14 @@ class AttentionMode(TorchFunctionMode):
             output, _ = _open_mha(*call.args, **call.kwargs)
         if not wanted:
             return output, None
-        weights = seen[-1].mean(1) if average else seen[-1]
+        weights = (seen[-1].mean(1) if average else seen[-1]).to(output.dtype)
         return output, weights if output.ndim == 3 else weights.squeeze(0)
 
-    def _softmax(self, result: Tensor, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor:  # noqa: ANN401
+    def _softmax(self, result: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor:  # noqa: ANN401
         """Take a softmax over keys: the last of four dimensions, or of three if queries and keys are as many."""
         over_keys = dim is not None and dim % result.ndim == result.ndim - 1
         matrix = result.ndim >= 4 or (result.ndim == 3 and result.shape[-1] == result.shape[-2])
         if not (over_keys and matrix):
             return result
-        return self._take(result, visible_keys(scores), False)
+        precise = result.to(torch.promote_types(result.dtype, torch.float32))
+        return self._take(precise, visible_keys(input), False).to(result.dtype)

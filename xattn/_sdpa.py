@@ -38,7 +38,8 @@ def explicit_attention(
             ((batch, keys) bool, None without a mask). The matrix it returns is the one that is used.
     """
     device = query.device.type
-    out_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    autocast = torch.is_autocast_enabled(device) and query.dtype != torch.float64  # which autocast leaves alone
+    out_dtype = torch.get_autocast_dtype(device) if autocast else query.dtype
     compute = torch.promote_types(query.dtype, torch.float32)
     if enable_gqa:  # each key head serves a group of query heads
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)

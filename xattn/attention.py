@@ -6,7 +6,7 @@ every attention matrix passes through the tap while it stays part of the autogra
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -37,9 +37,10 @@ class AttentionRecord:
         stream: Path of the stack of layers it belongs to, e.g. "blocks" or "vision_model.encoder.layers".
         kind: "self", "cross" (keys of another sequence), "pooling" (fewer, learned queries) or "window".
         layer: Position among the attentions of its kind in its stream.
+        first_keys: Number of keys in layer 0; another than its own in hierarchical models.
         grid: (h, w) of the convolution that made the tokens of this stream, None if there was none.
         tower: The smallest module that contains both that convolution and this attention.
-        causal: Whether the model asked for causal attention.
+        causal: Whether the model asked for causal attention by name; see `is_causal` for masks.
         valid_keys: (batch, keys) bool, false for padding; None without a mask.
     """
 
@@ -48,10 +49,16 @@ class AttentionRecord:
     stream: str
     kind: Kind
     layer: int
+    first_keys: int
     grid: tuple[int, int] | None = None
     tower: nn.Module | None = field(default=None, repr=False, compare=False)
     causal: bool = False
     valid_keys: Tensor | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token pays attention to a later one; models with padding hide later tokens by a mask."""
+        return self.causal or (self.attention.shape[-1] > 1 and not bool(self.attention.triu(1).any()))
 
 
 class AttentionTap:
@@ -67,12 +74,14 @@ class AttentionTap:
         layers: Which self-attentions of each stream to keep: "all", an index (negative from the end), or several.
         consumer: Called with each kept record; what it returns is kept in its place, None keeps nothing. Reduce, or
             move to another device, as the forward goes on. Records asked for from the end arrive when it is over.
-        batch_size: Batch of the inputs, by which attention over windows is told from attention over images; None
-            takes it from the first tensor that a module receives.
+        batch_size: Batch of the inputs, by which attention over windows is told from attention over images where no
+            module around the attention receives a tensor.
         require_grad: Give matrices a gradient even where no parameter has one (frozen models).
+        roots: Modules that paths start from, where their inner modules are called one by one.
 
     Attributes:
         records: The kept records in order of execution.
+        depth: Number of self-attentions of each stream, kept or not.
 
     Raises:
         CaptureError: At exit, if no attention was seen or an attention module ran unseen.
@@ -86,21 +95,27 @@ class AttentionTap:
         consumer: Consumer | None = None,
         batch_size: int | None = None,
         require_grad: bool = False,
+        roots: Sequence[nn.Module] = (),
     ) -> None:
         self.records: list[AttentionRecord] = []
         self._selection = LayerSelection(layers, consumer)
         self._batch_size = batch_size
         self._require_grad = require_grad
-        self._trace = ModuleTrace()
+        self._trace = ModuleTrace(roots)
         self._resources = ExitStack()
         self._origins: dict[str, tuple[tuple[int, int] | None, nn.Module | None]] = {}
-        self._counts: dict[tuple[str, Kind], int] = {}
+        self._keys: dict[tuple[str, Kind], list[int]] = {}
         self._seen: set[str] = set()
 
     @property
     def maps(self) -> list[Tensor]:
         """The kept matrices, each (batch, heads, queries, keys)."""
         return [record.attention for record in self.records]
+
+    @property
+    def depth(self) -> dict[str, int]:
+        """Number of self-attentions of each stream, kept or not."""
+        return {stream: len(keys) for (stream, kind), keys in self._keys.items() if kind == "self"}
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
@@ -122,49 +137,29 @@ class AttentionTap:
         return bool(self._trace.attention_modules())
 
     def _take(self, attention: Tensor, valid_keys: Tensor | None, causal: bool) -> Tensor:
-        """Record one matrix; returns the matrix that the model goes on with."""
+        """Record one matrix; returns the matrix that the model goes on with, computed from the recorded one."""
         if self._require_grad and not attention.requires_grad and torch.is_grad_enabled():
             attention = attention.requires_grad_()
         running = self._trace.attention_modules()
         self._seen.update(running)
         path = running[-1] if running else self._trace.path
-        matrix = self._split_heads(attention)
-        kind = self._kind(matrix, path)
+        batch = self._trace.batch_size() or self._batch_size or attention.shape[0]
+        matrix, valid_keys = _split_heads(attention, valid_keys, batch)
+        kind = _kind(matrix, path, batch)
         stream = _stream(path)
-        grid, tower = self._origin(stream)
-        layer = self._counts.get((stream, kind), 0)
-        self._counts[stream, kind] = layer + 1
-        self._selection.add(AttentionRecord(matrix, path, stream, kind, layer, grid, tower, causal, valid_keys))
-        return attention
+        grid, tower = self._origin(stream, path)
+        keys = self._keys.setdefault((stream, kind), [])
+        keys.append(matrix.shape[-1])
+        self._selection.add(
+            AttentionRecord(matrix, path, stream, kind, len(keys) - 1, keys[0], grid, tower, causal, valid_keys)
+        )
+        return matrix.reshape(attention.shape)
 
-    def _split_heads(self, attention: Tensor) -> Tensor:
-        """(batch, heads, queries, keys) also where a model folds heads into the batch or has none."""
-        if attention.ndim >= 4:
-            return attention
-        batch = self._batch_size or self._trace.batch_size or attention.shape[0]
-        heads = max(1, attention.shape[0] // batch)
-        return attention.unflatten(0, (-1, heads)) if attention.shape[0] % heads == 0 else attention.unsqueeze(1)
-
-    def _kind(self, attention: Tensor, path: str) -> Kind:
-        queries, keys = attention.shape[-2:]
-        batch = self._batch_size or self._trace.batch_size
-        if attention.ndim > 4 or (batch and attention.shape[0] != batch and attention.shape[0] % batch == 0):
-            return "window"
-        if _CROSS.search(path):
-            return "cross"
-        if queries == keys:
-            return "self"
-        return "pooling" if queries == 1 or "pool" in path.lower() else "cross"
-
-    def _origin(self, stream: str) -> tuple[tuple[int, int] | None, nn.Module | None]:
+    def _origin(self, stream: str, path: str) -> tuple[tuple[int, int] | None, nn.Module | None]:
         """Grid and tower of a stream, noted when its first attention runs."""
         if stream not in self._origins:
-            convolution = self._trace.take_convolution()
-            if convolution is None:
-                self._origins[stream] = (None, self._trace.common_module(""))
-            else:
-                path, grid = convolution
-                self._origins[stream] = (grid, self._trace.common_module(path))
+            convolution, grid = self._trace.take_convolution() or (path, None)
+            self._origins[stream] = (grid, self._trace.common_module(convolution, path))
         return self._origins[stream]
 
     def _check_complete(self, ran: dict[str, nn.Module]) -> None:
@@ -177,11 +172,32 @@ class AttentionTap:
                 'attention. Switch the model to torch\'s attention: attn_implementation="sdpa" or "eager" in '
                 "transformers, the module's fused or memory-efficient flag elsewhere."
             )
-        if not self._seen and not self._counts:
+        if not self._seen and not self._keys:
             raise CaptureError(
                 "no attention was seen: neither scaled_dot_product_attention nor a softmax inside an attention module "
                 "ran. Expected a transformer; a traced or scripted model must be replaced by the original module."
             )
+
+
+def _split_heads(attention: Tensor, valid_keys: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
+    """(batch, heads, queries, keys) and (batch, keys) also where a model folds heads into the batch or has none."""
+    if attention.ndim >= 4:
+        return attention, valid_keys
+    heads = attention.shape[0] // batch if attention.shape[0] % batch == 0 else 1
+    if valid_keys is not None:
+        valid_keys = valid_keys.unflatten(0, (-1, heads)).any(1)
+    return attention.unflatten(0, (-1, heads)), valid_keys
+
+
+def _kind(attention: Tensor, path: str, batch: int) -> Kind:
+    queries, keys = attention.shape[-2:]
+    if attention.ndim > 4 or (attention.shape[0] > batch and attention.shape[0] % batch == 0):
+        return "window"
+    if _CROSS.search(path):
+        return "cross"
+    if queries == keys:
+        return "self"
+    return "pooling" if queries == 1 or "pool" in path.lower() else "cross"
 
 
 def _stream(path: str) -> str:
