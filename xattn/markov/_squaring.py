@@ -1,5 +1,6 @@
 """The second eigenvalue between two bounds, by repeated squaring of the deflated chain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,16 @@ class Bracket:
         """The distance from the estimate to the farther bound."""
         return torch.maximum(self.modulus - self.lower, self.upper - self.modulus)
 
+    def take(self, keep: Tensor) -> "Bracket":
+        """The brackets of some rows."""
+        return Bracket(self.modulus[keep], self.previous[keep], self.lower[keep], self.upper[keep])
+
+    def meet(self, other: "Bracket") -> "Bracket":
+        """What both brackets say together, with the estimate of the narrower one."""
+        lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
+        modulus = torch.where(other.residual < self.residual, other.modulus, self.modulus)
+        return Bracket(torch.minimum(torch.maximum(modulus, lower), upper), self.previous, lower, upper)
+
 
 def sink_of(matrix: Tensor) -> Tensor:
     """The token that receives most attention, (B,)."""
@@ -42,7 +53,12 @@ def deflate(matrix: Tensor) -> Tensor:
     return deflated
 
 
-def bracket(matrix: Tensor, squarings: int) -> Bracket:
+def deflate_mean(matrix: Tensor) -> Tensor:
+    """A - 1 u with u the mean row: keeps a permutation normal, whose errors the sink's row lets grow."""
+    return matrix - matrix.mean(-2, keepdim=True)
+
+
+def bracket(matrix: Tensor, squarings: int, deflation: Callable[[Tensor], Tensor] = deflate) -> Bracket:
     """Bound |lambda_2| of row-stochastic (B, N, N).
 
     With C the deflated chain and L_j = log ||C^(2^j)||_F,
@@ -54,7 +70,7 @@ def bracket(matrix: Tensor, squarings: int) -> Bracket:
     """
     states = matrix.shape[-1]
     eps = epsilon(matrix)
-    power = deflate(matrix)
+    power = deflation(matrix)
     norm = _norm(power)
     error = 4 * eps * _norm(matrix)
     root, count = states**0.5, torch.tensor(float(max(states - 1, 1)), dtype=norm.dtype, device=norm.device).log()
@@ -67,7 +83,8 @@ def bracket(matrix: Tensor, squarings: int) -> Bracket:
     for j in range(1, squarings + 1):
         square = power @ power
         norm = _norm(square)
-        square_error = 2 * error + error.square() + states * eps
+        # ||E M + M E + E E||_F, with ||M||_2^2 <= ||M||_1 ||M||_inf, and the rounding of the product.
+        square_error = 2 * _spectral(power) * error + error.square() + states * eps
         # fmin and fmax pass over the NaN of a power that has vanished in rounding.
         upper = torch.fmin(upper, (2 * scale + (norm + square_error).log()) / 2**j)
         trace = (_trace(square).abs() - root * square_error).clamp(min=0).log() + 2 * scale - count
@@ -87,6 +104,11 @@ def bracket(matrix: Tensor, squarings: int) -> Bracket:
 
 def _norm(matrix: Tensor) -> Tensor:
     return widen(torch.linalg.matrix_norm(matrix))
+
+
+def _spectral(matrix: Tensor) -> Tensor:
+    absolute = matrix.abs()
+    return (widen(absolute.sum(-1).amax(-1)) * widen(absolute.sum(-2).amax(-1))).sqrt().clamp(max=1)
 
 
 def _trace(matrix: Tensor) -> Tensor:

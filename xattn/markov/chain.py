@@ -112,16 +112,20 @@ def normalize_rows(matrix: Tensor) -> Tensor:
     return matrix / torch.where(sums > 0, sums, 1).to(matrix.dtype)
 
 
-def distribution(values: Tensor | None, like: Tensor, name: str = "personalization") -> Tensor:
+def distribution(
+    values: Tensor | None, like: Tensor, name: str = "personalization", dtype: torch.dtype | None = None
+) -> Tensor:
     """Validate and normalise a distribution over the N states of a (..., N, N) chain; uniform for None.
+
+    It has the type of the chain unless `dtype` says otherwise.
 
     Raises:
         ArgumentTypeError: if `values` is no tensor.
         ArgumentError: if its last dimension is not N, or it is negative, not finite, or all zero somewhere.
     """
-    states = like.shape[-1]
+    states, dtype = like.shape[-1], dtype or like.dtype
     if values is None:
-        return like.new_full((states,), 1 / states)
+        return like.new_full((states,), 1 / states, dtype=dtype)
     if not isinstance(values, Tensor):
         raise ArgumentTypeError(f"{name}: expected a torch.Tensor or None, got {type(values).__name__}")
     if values.ndim == 0 or values.shape[-1] != states:
@@ -133,7 +137,7 @@ def distribution(values: Tensor | None, like: Tensor, name: str = "personalizati
         raise ArgumentError(f"{name}: expected finite, non-negative entries")
     if not bool((sums > 0).all()):
         raise ArgumentError(f"{name}: expected a positive sum, got a vector of zeros")
-    return (values / sums).to(like.dtype)
+    return (values / sums).to(dtype)
 
 
 def fill_dead(matrix: Tensor, dead_rows: Tensor, personalization: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Stationary:
 
 @dataclass(frozen=True)
 class _Task:
-    """A flat batch: row weights (B, N, N), dead rows (B, N), restart and start distributions (B, N)."""
+    """A flat batch: row weights (B, N, N), dead rows (B, N), wide restart and start distributions (B, N)."""
 
     weights: Tensor
     dead: Tensor
@@ -138,8 +138,9 @@ def stationary(
     """
     _check_options(alpha, direction, tol, method, stop, max_iterations)
     weights, dead = check_chain(check_square(chain))
-    p = distribution(personalization, weights)
-    x = distribution(start, weights, "start")
+    wide = wide_dtype(weights.device)
+    p = distribution(personalization, weights, dtype=wide)
+    x = distribution(start, weights, "start", dtype=wide)
     batch = broadcast_batch(chain=weights.shape[:-2], personalization=p.shape[:-1], start=x.shape[:-1])
     states = weights.shape[-1]
     dead, p, x = (v.expand(*batch, states).reshape(-1, states) for v in (dead, p, x))
@@ -198,7 +199,7 @@ def _iterate(part: _Task, tol: float, stop: Stop, accelerate: bool, max_iteratio
     dtype = part.weights.dtype
     # Roundings in float32 decide which step first changes by less than 1e-6, so counts are taken in float64.
     precise = stop == "change" or has_rounded_matmul(part.weights)
-    work = wide_dtype(part.weights.device) if precise else dtype
+    work = part.restart.dtype if precise else dtype
     p, x = part.restart.to(work), part.start.to(work)
     found = iterate(part.full_chain(work), p, x, part.alpha, tol, stop, accelerate, max_iterations)
     state = found.state.to(dtype)
@@ -207,19 +208,16 @@ def _iterate(part: _Task, tol: float, stop: Stop, accelerate: bool, max_iteratio
 
 
 def _limit(part: _Task, tol: float) -> Solution:
-    wide = wide_dtype(part.weights.device)
-    return solve_limit(part.full_chain(wide), part.restart.to(wide), part.weights.dtype, tol)
+    return solve_limit(part.full_chain(part.restart.dtype), part.restart, part.weights.dtype, tol)
 
 
 def _lu(part: _Task, tol: float) -> Solution:
-    wide = wide_dtype(part.weights.device)
-    return solve_lu(part.chain(wide), part.restart.to(wide), part.alpha, part.weights.dtype, tol)
+    return solve_lu(part.chain(part.restart.dtype), part.restart, part.alpha, part.weights.dtype, tol)
 
 
 def _triangular(part: _Task, tol: float) -> Solution:
-    wide = wide_dtype(part.weights.device)
-    p, dtype = part.restart.to(wide), part.weights.dtype
-    return solve_triangular(part.chain(wide), p, part.alpha, dtype, tol, lower=not part.backward)
+    matrix, dtype = part.chain(part.restart.dtype), part.weights.dtype
+    return solve_triangular(matrix, part.restart, part.alpha, dtype, tol, lower=not part.backward)
 
 
 def _chunked(task: _Task, solve: Callable[[_Task], Solution]) -> Solution:
