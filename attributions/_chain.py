@@ -14,7 +14,7 @@ from xattn.attributions._resolution import Resolution, check_resolution, from_to
 from xattn.attributions.base import TransformerAttribution, as_args, check_inputs
 from xattn.errors import ArgumentError
 from xattn.layout import TokenLayout
-from xattn.markov import fuse_heads, normalize_rows, second_eigenvalue
+from xattn.markov import fuse_heads, lambda2_weights, normalize_rows
 from xattn.markov.chain import Direction, check_direction
 
 Tokens: TypeAlias = Literal["patches", "all"]
@@ -32,7 +32,7 @@ def fuse(attention: Tensor, layout: TokenLayout, how: HeadFusion, tokens: Tokens
     """(B, heads, N, N) to (B, N, N); "lambda2" weighs a head by the second eigenvalue of its chain on `tokens`."""
     if how != "lambda2":
         return fuse_heads(attention, how)
-    return fuse_heads(attention, second_eigenvalue(_filled(restrict(attention, layout, tokens))).modulus)
+    return fuse_heads(attention, lambda2_weights(restrict(attention, layout, tokens)))
 
 
 class MeanAttention:
@@ -52,18 +52,17 @@ class MeanAttention:
 
     def update(self, record: AttentionRecord, layout: TokenLayout) -> None:
         """Take one layer into the mean."""
-        fused = fuse(without_padding(record), layout, self._how, self._tokens)
+        fused = without_padding(fuse(record.attention.detach(), layout, self._how, self._tokens), record.valid_keys)
         self._layers += 1
         self._sum = fused if self._sum is None else self._sum + fused
 
 
-def without_padding(record: AttentionRecord) -> Tensor:
-    """The matrix with the rows of padding tokens set to zero, so that no walk passes through them."""
-    attention = record.attention.detach()
-    if record.valid_keys is None:
-        return attention
-    valid = record.valid_keys.unsqueeze(1)
-    return attention * (valid.unsqueeze(-1) & valid.unsqueeze(-2))
+def without_padding(matrix: Tensor, valid: Tensor | None) -> Tensor:
+    """(B, ..., N, N) in which padding tokens lead to themselves alone: no walk enters or leaves, in either direction."""
+    if valid is None:
+        return matrix
+    valid = along_batch(valid, matrix[..., 0])
+    return matrix * valid.unsqueeze(-1) + torch.diag_embed((~valid).to(matrix.dtype))
 
 
 class ChainAttribution(TransformerAttribution):
@@ -137,7 +136,8 @@ class ChainAttribution(TransformerAttribution):
             ArgumentError: For resolution "input" and everything that `attribute` refuses.
         """
         forward = self._gather(inputs, additional_forward_args, resolution, None)
-        walks = [self._walk(without_padding(record), forward) for record in forward.records]
+        matrices = [without_padding(record.attention.detach(), record.valid_keys) for record in forward.records]
+        walks = [self._walk(matrix, forward) for matrix in matrices]
         return self._shown(torch.stack(walks, 1), forward, resolution)
 
     def _gather(
@@ -178,9 +178,3 @@ def along_batch(values: Tensor, like: Tensor) -> Tensor:
     while values.ndim < like.ndim:
         values = values.unsqueeze(1)
     return values
-
-
-def _filled(chain: Tensor) -> Tensor:
-    """Rows without mass (padding) lead where the others lead, so that they add no eigenvalue of their own."""
-    common = normalize_rows(chain.sum(-2, keepdim=True))
-    return torch.where(chain.sum(-1, keepdim=True) == 0, common, chain)

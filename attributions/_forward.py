@@ -165,9 +165,10 @@ class _Gathering:
         self._given = layout
         self._layout: TokenLayout | None = None
         self._reducer = reducer
-        self._stream: str | None = None
         self._poolings: list[Tensor] = []
-        self._other: AttentionRecord | None = None
+        self._owner: AttentionRecord | None = None
+        self._others: dict[str, AttentionRecord] = {}
+        self._decoders: set[str] = set()
         self._window: AttentionRecord | None = None
 
     def take(self, record: AttentionRecord) -> None:
@@ -175,6 +176,8 @@ class _Gathering:
             self._window = self._window or record
         elif record.kind == "pooling":
             self._poolings.append(record.attention.detach().mean(dim=(1, 2)))
+        elif record.kind == "cross":
+            self._decoders.add(record.stream)
         elif record.kind == "self" and self._window is None:
             self._take_self(record)
 
@@ -185,16 +188,17 @@ class _Gathering:
                 f"{tuple(self._window.attention.shape)}, so layers cannot be read as one chain over all tokens; "
                 + _WORKS_EVERYWHERE
             )
-        if self._layout is None or self._stream is None:
+        if self._layout is None or self._owner is None:
             raise self._nothing_owned(depth)
-        self._check_depth(depth[self._stream])
+        self._check_depth(depth[self._owner.stream])
+        self._refuse_second_owner(self._owner)
         read = (self._inputs.shape[0], self._layout.num_tokens)
         self.pooling = next((weights for weights in self._poolings if weights.shape == read), None)
         return self._layout if self.pooling is None else replace(self._layout, pooling="map")
 
     def _nothing_owned(self, depth: Mapping[str, int]) -> XattnError:
         """Why no attention over the input's tokens was found."""
-        shape, other = tuple(self._inputs.shape), self._other
+        shape, other = tuple(self._inputs.shape), next(iter(self._others.values()), None)
         if other is not None and other.attention.shape[0] == shape[0] and len(shape) == 4:
             self._check_tokens(other, self._given or self._find_layout(other))  # one of both has its reason to raise
         if other is not None and other.grid is not None and len(shape) == 3:
@@ -210,17 +214,14 @@ class _Gathering:
         """An index that only another stream has is no reason to explain fewer layers than were asked for."""
         for index in check_layers(self._layers) or ():
             if not -depth <= index < depth:
-                raise ArgumentError(
-                    f"layers: no self-attention layer {index}; {self._stream or 'the model'} has {depth}"
-                )
+                raise ArgumentError(f"layers: no self-attention layer {index}; the explained layers are {depth}")
 
     def _take_self(self, record: AttentionRecord) -> None:
-        if self._stream is None and self._owns_input(record):
-            self._stream = record.stream
+        if self._owner is None and self._owns_input(record):
+            self._owner = record
             self._layout = self._given or self._find_layout(record)
-        if record.stream != self._stream or self._layout is None:
-            self._refuse_second_owner(record)
-            self._other = self._other or record
+        if self._owner is None or self._layout is None or record.stream != self._owner.stream:
+            self._others.setdefault(record.stream, record)
             return
         self._check_tokens(record, self._layout)
         self.valid = record.valid_keys if self.valid is None else self.valid
@@ -239,12 +240,17 @@ class _Gathering:
             return record.grid is not None or given
         return (record.grid is None or given) and tokens == self._inputs.shape[1]
 
-    def _refuse_second_owner(self, record: AttentionRecord) -> None:
-        if self._stream is not None and self._inputs.ndim == 4 and self._given is None and self._owns_input(record):
-            raise UnsupportedModelError(
-                f"forward_func: the image becomes tokens twice, in {self._stream!r} and in {record.stream!r}: a "
-                f"hierarchical model or several models, which cannot be read as one chain; {_WORKS_EVERYWHERE}"
-            )
+    def _refuse_second_owner(self, owner: AttentionRecord) -> None:
+        """Later stages of a hierarchical model may have a stream of their own; so have decoders and text towers."""
+        if self._inputs.ndim != 4 or self._given is not None:
+            return
+        tower = set() if owner.tower is None else set(owner.tower.modules())
+        for stream, record in self._others.items():
+            if stream not in self._decoders and (self._owns_input(record) or record.tower in tower):
+                raise UnsupportedModelError(
+                    f"forward_func: the image has tokens in {owner.stream!r} and other ones in {stream!r}: a "
+                    f"hierarchical model or several models, which cannot be read as one chain; {_WORKS_EVERYWHERE}"
+                )
 
     def _find_layout(self, record: AttentionRecord) -> TokenLayout:
         tokens = record.attention.shape[-1]

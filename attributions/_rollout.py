@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from xattn.attention import AttentionRecord
-from xattn.attributions._chain import HeadFusion, fuse
+from xattn.attributions._chain import HeadFusion
 from xattn.attributions._forward import ForwardPass, Reducer
 from xattn.attributions.base import TransformerAttribution
 from xattn.errors import ArgumentError, ArgumentTypeError
@@ -27,16 +27,15 @@ class StreamedRollout:
     """
 
     def __init__(self, how: HeadFusion, start_layer: int = 0, residual: float = 0.5, discard: float = 0.0) -> None:
-        self._how = how
         self._start = start_layer
         self._depth = 0
-        self._rollout = Rollout(head_fusion=None, residual=residual, discard=discard)
+        self._rollout = Rollout(how, residual, discard)
 
     def update(self, record: AttentionRecord, layout: TokenLayout) -> None:
         """Multiply the next layer in."""
         self._depth += 1
         if record.layer >= self._start:
-            self._rollout.update(fuse(record.attention.detach(), layout, self._how, "all"))
+            self._rollout.update(record.attention)
 
     @property
     def matrix(self) -> Tensor:

@@ -129,6 +129,6 @@ class DINOAttention(ChainAttribution):
 def keep_mass(weights: Tensor, mass: float) -> Tensor:
     """Zero all but the fewest largest entries of each distribution (..., M) that together hold `mass`."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
+    before = torch.nn.functional.pad(ordered.cumsum(-1)[..., :-1], (1, 0))
     kept = torch.where(before < mass, ordered, 0)
     return torch.zeros_like(weights).scatter(-1, order, kept)

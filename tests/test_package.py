@@ -1,0 +1,74 @@
+"""The package itself: light imports, public names, and examples in docstrings that are true."""
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import xattn
+from xattn.attributions import methods
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("timm", "torchvision", "transformers", "quantus", "ray", "gradio")
+
+
+def modules_after(statement):
+    code = f"import sys\n{statement}\nprint(' '.join(sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import xattn", (*HEAVY, "torch", "captum", "matplotlib")),
+        ("from xattn import AttentionTap, TokenLayout, markov, load", (*HEAVY, "captum", "matplotlib")),
+        ("import xattn.attributions", HEAVY),
+    ],
+)
+def test_imports_are_light(statement, absent):
+    assert [name for name in absent if name in modules_after(statement)] == []
+
+
+def test_public_names_exist():
+    for name in xattn.__all__:
+        assert getattr(xattn, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'rolout'"):
+        _ = xattn.rolout
+
+
+def test_every_method_is_exported():
+    package = importlib.import_module("xattn.attributions")
+    for method in methods.values():
+        assert getattr(package, method.__name__) is method
+
+
+def test_the_version_is_the_same_everywhere():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == xattn.__version__
+
+
+def test_every_package_is_shipped():
+    packages = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {"xattn": "xattn", "xattn.attributions": "attributions", "xattn.evaluation": "evaluation"}
+    found = set(folders)
+    for name, folder in folders.items():
+        inits = (ROOT / folder).glob("**/__init__.py")
+        found |= {".".join([name, *init.parent.relative_to(ROOT / folder).parts]) for init in inits}
+    assert packages == found
+
+
+def modules():
+    for package in ("xattn", "xattn.attributions", "xattn.evaluation"):
+        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not found.name.endswith("__main__"):
+                yield found.name
+
+
+@pytest.mark.parametrize("name", sorted(set(modules())))
+def test_docstring_examples(name):
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
