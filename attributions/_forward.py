@@ -200,6 +200,7 @@ class _Gathering:
         """Why no attention over the input's tokens was found."""
         shape, other = tuple(self._inputs.shape), next(iter(self._others.values()), None)
         if other is not None and other.attention.shape[0] == shape[0] and len(shape) == 4:
+            self._owner = other
             self._check_tokens(other, self._given or self._find_layout(other))  # one of both has its reason to raise
         if other is not None and other.grid is not None and len(shape) == 3:
             return ArgumentError(f"inputs: got shape {shape}; {_ADD_BATCH}")
@@ -261,9 +262,10 @@ class _Gathering:
         return find_text_layout(tokens, record.is_causal, has_cls=not self._inputs.is_floating_point())
 
     def _check_tokens(self, record: AttentionRecord, layout: TokenLayout) -> None:
-        if self._given is not None and record.first_keys != layout.num_tokens:
+        tokens = record.attention.shape[-1]
+        if self._given is not None and record is self._owner and tokens != layout.num_tokens:
             raise ArgumentError(
-                f"layout: it has {layout.num_tokens} tokens, the attention {record.first_keys}; given was {layout}"
+                f"layout: it has {layout.num_tokens} tokens, the attention {tokens}; given was {layout}"
             )
         self._refuse_hierarchy(record, layout.num_tokens)
 

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ _CHECKPOINTING = ("grad_checkpointing", "gradient_checkpointing")
 def find_modules(forward_func: Callable[..., Any]) -> list[nn.Module]:
     """Outermost modules that a callable refers to: itself, attributes, bound object, partial, closure, globals."""
     found: dict[int, nn.Module] = {}
-    _collect(forward_func, found, set())
+    _collect(forward_func, found)
     inner = {id(child) for module in found.values() for child in module.modules() if child is not module}
     return [module for key, module in found.items() if key not in inner]
 
@@ -58,29 +59,46 @@ def _cuda_devices(modules: list[nn.Module]) -> list[int]:
     return sorted({d.index for d in devices if d.type == "cuda" and d.index is not None})
 
 
-def _collect(thing: object, found: dict[int, nn.Module], visited: set[int]) -> None:
-    if id(thing) in visited:
-        return
-    visited.add(id(thing))
-    if isinstance(thing, nn.Module):
-        found[id(thing)] = thing
-        return
+def _collect(thing: object, found: dict[int, nn.Module]) -> None:
+    """Walk over everything that `thing` refers to, without recursion: object graphs can be deep."""
+    waiting, visited = [thing], set[int]()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in visited:
+            continue
+        visited.add(id(thing))
+        if isinstance(thing, nn.Module):
+            found[id(thing)] = thing
+        else:
+            waiting += reversed(_parts(thing))
+
+
+def _parts(thing: object) -> list[object]:
+    if isinstance(thing, (str, bytes, int, float, Tensor, type)) or inspect.ismodule(thing):
+        return []
     if isinstance(thing, (list, tuple)):
-        parts: list[object] = list(thing)
-    elif isinstance(thing, dict):
-        parts = list(thing.values())
-    elif isinstance(thing, functools.partial):
-        parts = [thing.func, *thing.args, *thing.keywords.values()]
-    elif inspect.ismethod(thing):
-        parts = [thing.__self__, thing.__func__]
-    elif inspect.isfunction(thing):
-        variables = inspect.getclosurevars(thing)
-        parts = [*variables.nonlocals.values(), *variables.globals.values(), *(thing.__defaults__ or ())]
-        parts += [*(thing.__kwdefaults__ or {}).values(), getattr(thing, "__wrapped__", None)]
-        parts = [part for part in parts if not inspect.ismodule(part) and not inspect.isclass(part)]
-    elif isinstance(thing, (str, bytes, int, float, Tensor, type)) or inspect.ismodule(thing):
-        return
-    else:
-        parts = [*getattr(thing, "__dict__", {}).values(), type(thing).__dict__.get("__call__")]
-    for part in parts:
-        _collect(part, found, visited)
+        return list(thing)
+    if isinstance(thing, dict):
+        return list(thing.values())
+    if isinstance(thing, functools.partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if inspect.ismethod(thing):
+        return [thing.__self__, thing.__func__]
+    if inspect.isfunction(thing):
+        return _variables(thing)
+    slots = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
+    call = type(thing).__call__ if callable(thing) else None
+    attributes = [*getattr(thing, "__dict__", {}).values(), *(getattr(thing, name, None) for name in slots)]
+    return [*attributes, *([call] if inspect.isfunction(call) else [])]
+
+
+def _variables(function: FunctionType) -> list[object]:
+    """Closure, globals and defaults of a function; globals also of the functions and comprehensions inside it."""
+    codes, names = [function.__code__], dict[str, None]()
+    for code in codes:
+        names |= dict.fromkeys(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    variables = [function.__globals__[name] for name in names if name in function.__globals__]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [*cells, *variables, *defaults, getattr(function, "__wrapped__", None)]

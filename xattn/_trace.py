@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Self
 
@@ -25,6 +26,25 @@ def is_attention_module(module: nn.Module) -> bool:
     return bool(_ATTENTION.search(name)) and not _NOT_ATTENTION.search(name)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A running module: its path, and the tensors it was called with by position."""
+
+    module: nn.Module
+    path: str
+    args: tuple[Tensor, ...]
+
+    @property
+    def is_attention(self) -> bool:
+        """See `is_attention_module`."""
+        return is_attention_module(self.module)
+
+    @property
+    def name(self) -> str:
+        """Path; the class name of the outermost module, which has none."""
+        return self.path or type(self.module).__name__
+
+
 class ModuleTrace:
     """Follow the calls of modules in the current thread through global forward hooks.
 
@@ -34,12 +54,12 @@ class ModuleTrace:
         roots: Modules that paths start from; a module outside of them starts paths of its own when it is called.
 
     Attributes:
-        stack: The running modules with their paths and the shape of the first tensor they received, outermost first.
+        stack: The running modules, outermost first.
         ran: Paths of all attention modules that were called.
     """
 
     def __init__(self, roots: Sequence[nn.Module] = ()) -> None:
-        self.stack: list[tuple[nn.Module, str, torch.Size | None]] = []
+        self.stack: list[Call] = []
         self.ran: dict[str, nn.Module] = {}
         self._convolution: tuple[str, tuple[int, int]] | None = None
         self._roots = list(roots)
@@ -66,14 +86,11 @@ class ModuleTrace:
     @property
     def path(self) -> str:
         """Path of the innermost running module; the class name where that is the outermost one."""
-        if not self.stack:
-            return "the forward function"
-        module, path, _ = self.stack[-1]
-        return path or type(module).__name__
+        return self.stack[-1].name if self.stack else "the forward function"
 
     def attention_modules(self) -> list[str]:
         """Paths of the running modules that compute attention, outermost first."""
-        return [path or type(module).__name__ for module, path, _ in self.stack if is_attention_module(module)]
+        return [call.name for call in self.stack if call.is_attention]
 
     def batch_size(self) -> int | None:
         """Batch of the module around the running attention, None if it is unknown.
@@ -81,13 +98,25 @@ class ModuleTrace:
         Windows are cut between that module and the attention, while the towers of a model have batches of their own.
         `nn.MultiheadAttention` with the sequence first is never given windows: its own input tells the batch.
         """
-        attention = [i for i, (module, *_) in enumerate(self.stack) if is_attention_module(module)]
-        inside = self.stack[: attention[-1] + 1] if attention else self.stack
-        innermost, _, received = inside[-1] if inside else (None, "", None)
-        if isinstance(innermost, nn.MultiheadAttention) and not innermost.batch_first:
-            return None if received is None else received[1] if len(received) == 3 else 1
-        around = [shape for module, _, shape in inside if shape and not is_attention_module(module)]
-        return around[-1][0] if around else None
+        stack = self._up_to_attention()
+        innermost = stack[-1].module if stack else None
+        if isinstance(innermost, nn.MultiheadAttention) and not innermost.batch_first and stack[-1].args:
+            return stack[-1].args[0].shape[1] if stack[-1].args[0].ndim == 3 else 1
+        around = [call.args[0].shape for call in stack if call.args and not call.is_attention]
+        return next((shape[0] for shape in reversed(around) if shape), None)
+
+    def is_cross(self) -> bool:
+        """Whether the running `nn.MultiheadAttention` was called with keys of another sequence."""
+        stack = self._up_to_attention()
+        if not stack or not isinstance(stack[-1].module, nn.MultiheadAttention) or len(stack[-1].args) < 2:
+            return False
+        query, key, *_ = stack[-1].args
+        return query is not key and not torch.equal(query, key)
+
+    def _up_to_attention(self) -> list[Call]:
+        """The stack up to the innermost attention module; all of it without one."""
+        last = max((i for i, call in enumerate(self.stack) if call.is_attention), default=len(self.stack) - 1)
+        return self.stack[: last + 1]
 
     def take_convolution(self) -> tuple[str, tuple[int, int]] | None:
         """Path and output size (h, w) of the last 2-d convolution since this was last asked."""
@@ -107,10 +136,11 @@ class ModuleTrace:
             self._start_at(next((root for root in self._roots if id(module) in _names(root)), module))
         path = self._names.get(id(module))
         if path is None:  # not registered as a child of the outermost module: name it after its caller
-            path = f"{self.stack[-1][1]}.{type(module).__name__}".lstrip(".")
-        self.stack.append((module, path, next((x.shape for x in args if isinstance(x, Tensor)), None)))
-        if is_attention_module(module):
-            self.ran[path or type(module).__name__] = module
+            path = f"{self.stack[-1].path}.{type(module).__name__}".lstrip(".")
+        call = Call(module, path, tuple(x for x in args if isinstance(x, Tensor)))
+        self.stack.append(call)
+        if call.is_attention:
+            self.ran[call.name] = module
 
     def _start_at(self, root: nn.Module) -> None:
         if root is not self._root:
@@ -119,7 +149,7 @@ class ModuleTrace:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if threading.get_ident() != self._thread or not self.stack:
             return
-        _, path, _ = self.stack.pop()
+        path = self.stack.pop().path
         if isinstance(module, nn.Conv2d) and isinstance(output, Tensor) and output.ndim == 4:
             self._convolution = (path, (output.shape[-2], output.shape[-1]))
 

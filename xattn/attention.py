@@ -145,7 +145,7 @@ class AttentionTap:
         path = running[-1] if running else self._trace.path
         batch = self._trace.batch_size() or self._batch_size or attention.shape[0]
         matrix, valid_keys = _split_heads(attention, valid_keys, batch)
-        kind = _kind(matrix, path, batch)
+        kind = "cross" if self._trace.is_cross() else _kind(matrix, path, batch)
         stream = _stream(path)
         grid, tower = self._origin(stream, path)
         keys = self._keys.setdefault((stream, kind), [])
