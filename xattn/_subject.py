@@ -79,14 +79,11 @@ def find_subject(model: object, device: str | torch.device | None) -> Subject:
     """
     from xattn.models.model import Model
 
-    wanted = None if device is None else _device(device)
+    wanted = None if device is None else find_device(device)
     if isinstance(model, str):
         from xattn.models import load
 
-        loaded: Model = load(model)
-        if wanted is not None:
-            loaded.module.to(wanted)
-        model = loaded
+        model = load(model, device=wanted or "cpu")
     if isinstance(model, Model):
         return Subject(model.name, model, wanted or model.device, model)
     if not callable(model) or isinstance(model, type):
@@ -95,7 +92,7 @@ def find_subject(model: object, device: str | torch.device | None) -> Subject:
     return Subject(name, model, wanted)
 
 
-def _device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

@@ -6,11 +6,13 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -93,21 +95,30 @@ class Explanation:
         return F.interpolate(relevance[None, None], self.input.shape[-2:], mode=mode)[0, 0]
 
     @property
-    def title(self) -> str:
-        """One line: model, prediction with its probability, and the target where it is another class."""
-        parts = [self.model]
+    def prediction_line(self) -> str:
+        """The predicted class with its probability, and the target where it is another one."""
+        parts = []
         if self.prediction:
             best = self.prediction[0]
             parts.append(f"{best.name} {best.probability:.1%}")
-            if self.target != best.index and self.target is not None:
-                parts.append(f"explained: {self.target_name}")
-        return " · ".join(part for part in parts if part)
+        if self.target is not None and self.target not in [entry.index for entry in self.prediction[:1]]:
+            parts.append(f"explained: {self.target_name}")
+        return ", ".join(parts)
+
+    @property
+    def title(self) -> str:
+        """One line: model, prediction and target."""
+        return ": ".join(part for part in (self.model, self.prediction_line) if part)
 
     def plot(self, **options: Any) -> "Figure":  # noqa: ANN401
         """The picture and one overlay per method; `options` go to `xattn.viz.comparison`."""
         from xattn.viz import comparison
 
         return comparison(self.image, self.maps, **{"title": self.title, **options})
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the tensors, in the types of JSON."""
+        return {f.name: _as_json(getattr(self, f.name)) for f in fields(self) if f.name not in (*_TENSORS, "maps")}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything to one safetensors file, its facts as JSON in the file's metadata.
@@ -116,8 +127,7 @@ class Explanation:
         """
         from safetensors.torch import save
 
-        facts = {k: v for k, v in asdict(self).items() if k not in (*_TENSORS, "maps")}
-        facts |= {"format": _FORMAT, "names": list(self.maps)}
+        facts = self.facts() | {"format": _FORMAT, "names": list(self.maps)}
         tensors = {f"map/{name}": relevance.contiguous() for name, relevance in self.maps.items()}
         tensors |= {name: getattr(self, name).contiguous() for name in _TENSORS}
         content = save(tensors, {_KEY: json.dumps(facts)})
@@ -168,7 +178,26 @@ class Explanation:
         return "".join(lines)
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[io.BufferedIOBase], object]) -> Path:
+def save_arrays(explanations: "Sequence[Explanation]", path: str | os.PathLike[str]) -> Path:
+    """Write K explanations of one model as NumPy arrays (.npz).
+
+    `images` (K, 3, H, W), `methods` (M,), `map/NAME` (K, h, w) for each of them, and `facts`: JSON with prediction,
+    target, configuration, versions and seconds of each.
+    """
+    if not explanations:
+        raise ArgumentError("explanations: expected at least one, got none")
+    names = list(explanations[0].maps)
+    if any(list(e.maps) != names or e.image.shape != explanations[0].image.shape for e in explanations):
+        raise ArgumentError("explanations: expected the same methods and image sizes in all")
+    arrays: dict[str, Any] = {
+        f"map/{name}": np.stack([e.maps[name].float().numpy() for e in explanations]) for name in names
+    }
+    arrays |= {"images": np.stack([e.image.float().numpy() for e in explanations]), "methods": np.array(names)}
+    arrays["facts"] = np.array(json.dumps([e.facts() for e in explanations]))
+    return write_atomically(path, partial(np.savez_compressed, **arrays))
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
     """Let `write` fill a file beside `path`, then give it that name; missing folders are made.
 
     A failure leaves what was there before, and nothing else.
@@ -191,6 +220,13 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[io.BufferedI
         Path(partial).unlink(missing_ok=True)
         raise
     return path
+
+
+def _as_json(value: Any) -> Any:  # noqa: ANN401
+    """Tuples become lists, predictions become dictionaries."""
+    if isinstance(value, tuple):
+        return [asdict(entry) if isinstance(entry, ClassProbability) else entry for entry in value]
+    return value
 
 
 def _umask() -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Scale: TypeAlias = Literal["each", "shared"]
 
 _BAR: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.05, "pad": 0.03, "aspect": 25}
+_LIGHT = 0.4  # the picture's black under the colours, so that dark pictures stay visible
 _FINE = 4  # points per cell and side, so that hatching follows the cells
 _CAPTIONS = {
     "each": "Each map has its own colour scale, written below it: colours compare places, not methods.",
@@ -43,7 +44,7 @@ def overlay(
     normalize: Scaling = None,
     signed: bool | None = None,
     limits: tuple[float, float] | None = None,
-    alpha: float = 0.65,
+    alpha: float = 0.6,
     smooth: bool = False,
     colorbar: bool = True,
 ) -> Figure:
@@ -73,7 +74,7 @@ def overlay(
         ax = Figure(figsize=(3.4, 3.9), layout="constrained").add_subplot()
     height, width = picture.shape[:2]
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    grey = picture @ np.array([0.299, 0.587, 0.114])
+    grey = _LIGHT + (1 - _LIGHT) * picture @ np.array([0.299, 0.587, 0.114])
     ax.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=extent)
     ax.imshow(
         np.ma.masked_invalid(reading.values),
@@ -211,7 +212,7 @@ def tokens_html(tokens: Sequence[str], relevance: object, *, signed: bool | None
 
 
 def _canvas(rows: int, columns: int, title: str | None, scale: Scale) -> "tuple[Figure, list[Axes]]":
-    size = (2.35 * columns + 0.3, 2.85 * rows + 0.5)
+    size = (2.35 * columns + 0.3, 2.95 * rows + 0.6)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
     if title:
         figure.suptitle(title, fontsize=13)
@@ -244,7 +245,6 @@ def _show_picture(ax: "Axes", image: object, title: str | None) -> None:
 def _frame(ax: "Axes", title: str | None, note: str) -> None:
     ax.set_xticks([])
     ax.set_yticks([])
-    ax.set_anchor("N")
     if title:
         ax.set_title(title, fontsize=11)
     if note:

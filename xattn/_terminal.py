@@ -1,0 +1,92 @@
+"""What the command line prints and writes; nothing heavy is imported before it is needed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from xattn.explanation import Explanation
+
+FIGURES, ARRAYS = (".png", ".pdf", ".svg"), ".npz"
+SUFFIXES = (*FIGURES, ARRAYS)
+
+
+def write(explanations: "Sequence[Explanation]", out: Path, *, shared: bool, smooth: bool) -> None:
+    """The figure or the arrays, as the suffix says; several pictures give a grid."""
+    from xattn.explanation import save_arrays, write_atomically
+
+    if out.suffix.lower() == ARRAYS:
+        save_arrays(explanations, out)
+        return
+    from xattn import viz
+
+    options: dict[str, Any] = {"scale": "shared" if shared else "each", "smooth": smooth}
+    if len(explanations) == 1:
+        figure = explanations[0].plot(**options)
+    else:
+        figure = viz.grid(
+            [e.image for e in explanations],
+            [e.maps for e in explanations],
+            labels=[f"{Path(e.source).name}\n{e.prediction_line}" for e in explanations],
+            title=explanations[0].model,
+            **options,
+        )
+    write_atomically(out, lambda file: figure.savefig(file, format=out.suffix[1:].lower(), dpi=150))
+
+
+def report(explanation: "Explanation") -> None:
+    """Predicted classes, what was explained, what was left out."""
+    say(f"{explanation.source} ({explanation.model})", style="bold")
+    for entry in explanation.prediction:
+        mark = "  <- explained" if entry.index == explanation.target else ""
+        say(f"  {entry.probability:6.1%}  {entry.name}{mark}")
+    if explanation.target not in [entry.index for entry in explanation.prediction]:
+        say(f"  explained: {explanation.target_name}")
+    total = sum(explanation.seconds.values())
+    say(f"  {len(explanation.maps)} methods in {total:.2f} s")
+    for name, reason in explanation.skipped.items():
+        say(f"  skipped {name}: {reason}")
+
+
+def seconds_table(explanations: "Sequence[Explanation]") -> "Table":
+    """Seconds of each method per picture, a column per model."""
+    labels = list(dict.fromkeys(e.model for e in explanations))
+    filled = table("method", *(f"{label}, s per picture" for label in labels))
+    for name in dict.fromkeys(name for e in explanations for name in e.seconds):
+        cells = []
+        for label in labels:
+            times = [e.seconds[name] for e in explanations if e.model == label and name in e.seconds]
+            cells.append(f"{sum(times) / len(times):.3f}" if times else "-")
+        filled.add_row(name, *cells)
+    return filled
+
+
+def table(*columns: str, caption: str | None = None) -> "Table":
+    """An empty table that stays readable in 80 columns: words are folded, never cut off."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    empty = Table(box=SIMPLE, header_style="bold", caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
+    for i, name in enumerate(columns):
+        empty.add_column(name, no_wrap=i == 0, overflow="fold", min_width=len(name))
+    return empty
+
+
+def say(text: str, *, to_stderr: bool = False, style: str | None = None) -> None:
+    """One line as it is: no markup, no wrapping."""
+    console(to_stderr=to_stderr).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def show(renderable: "Table") -> None:
+    """A table on the standard output."""
+    console().print(renderable)
+
+
+def console(*, to_stderr: bool = False) -> "Console":
+    """A fresh console, so that it writes to the stream of the moment."""
+    from rich.console import Console
+
+    return Console(stderr=to_stderr, markup=False)

@@ -1,0 +1,237 @@
+"""The command line. Heavy imports wait inside the commands, so that `xattn --help` answers at once."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xattn import __version__
+from xattn import _terminal as terminal
+from xattn.errors import ArgumentError, XattnError
+
+if TYPE_CHECKING:
+    from xattn._layers import Layers
+    from xattn.explanation import Explanation
+
+app = typer.Typer(
+    name="xattn",
+    help="What a transformer looked at, what it saw there, and which explanation to believe.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Debug = Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 1 an error of xattn or a bad file, 2 wrong usage."""
+    app(args=None if arguments is None else list(arguments))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"xattn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help=f"File to write: {', '.join(terminal.FIGURES)} (figure) or .npz (numbers). Missing folders are made.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="`xattn models` lists them, e.g. photos, demo, timm:NAME.")
+    ] = "photos",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Names from `xattn methods`, separated by commas; all by default.", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Name or number of the class to explain; the predicted one by default.")
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help='Layers for methods that choose them: an index, several ("0,1"), or "all".'),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cpu or cuda.")] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared-scale/--own-scale", help="One colour scale for all maps, or one for each.")
+    ] = False,
+    smooth: Annotated[bool, typer.Option("--smooth/--patches", help="Interpolate between patches.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Explain pictures and write a figure or the numbers."""
+    _check_suffix(out)
+    layers = _layers(layer)
+    with _reporting(debug):
+        _check_writable(out)
+        _check_files(images)
+        from xattn._subject import find_device
+        from xattn.explain import choose_methods
+        from xattn.explain import explain as explain_one
+        from xattn.models import load
+
+        names = [name for part in method or [] for name in part.split(",") if name.strip()] or None
+        choose_methods(names)  # unknown names are refused before a model is loaded
+        loaded = load(model, device=find_device(device or "cpu"))
+        explanations: list[Explanation] = []
+        with _progress(len(images), names) as advance:
+            for image in images:
+                show = partial(advance, image.name)
+                explanations.append(explain_one(loaded, image, names, target, layers=layers, progress=show))
+        terminal.write(explanations, out, shared=shared, smooth=smooth)
+        for explanation in explanations:
+            terminal.report(explanation)
+        terminal.say(f"Wrote {out}")
+
+
+@app.command()
+def methods(debug: Debug = False) -> None:
+    """List the methods."""
+    with _reporting(debug):
+        from xattn.attributions import methods as registered
+
+        caption = "class: the map depends on the class asked for; gradient: a backward pass runs"
+        table = terminal.table("method", "family", "class", "gradient", "what it shows", "paper", caption=caption)
+        for name, method in registered.items():
+            specific, gradient = ("yes" if fact else "no" for fact in (method.is_class_specific, method.needs_gradient))
+            table.add_row(name, method.family, specific, gradient, method.summary, method.paper)
+        terminal.show(table)
+
+
+@app.command()
+def models(debug: Debug = False) -> None:
+    """List the models that can be given by name."""
+    with _reporting(debug):
+        from xattn.models import catalogue
+
+        table = terminal.table("model", "what it is", "needs", "size")
+        for entry in catalogue():
+            table.add_row(*entry)
+        terminal.show(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the pictures and index.html.")] = Path(
+        "demo-output"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Explain three photographs and a few scenes with every method, and write a page about it."""
+    with _reporting(debug):
+        _check_writable(out / "index.html")
+        from xattn.demo import run_demo
+
+        with _progress(None, None) as advance:
+            result = run_demo(out, progress=advance)
+        for note in result.notes:
+            terminal.say(f"Note: {note}")
+        table = terminal.table("picture", "model", "prediction", "seconds")
+        for item in result.items:
+            best = item.explanation.prediction[0]
+            seconds = f"{sum(item.explanation.seconds.values()):.2f}"
+            table.add_row(item.title, item.explanation.model, f"{best.name} {best.probability:.1%}", seconds)
+        terminal.show(table)
+        terminal.show(terminal.seconds_table([item.explanation for item in result.items]))
+        for path in result.paths:
+            terminal.say(str(path))
+
+
+@contextmanager
+def _reporting(debug: bool) -> Iterator[None]:
+    """Turn what goes wrong into one message and exit code 1; with --debug the traceback comes too."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        expected = isinstance(error, (XattnError, OSError))
+        message = str(error) if expected else f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+        terminal.say(f"error: {message}", to_stderr=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _progress(images: int | None, names: Sequence[str] | None) -> Iterator[Callable[[str, str], None]]:
+    """A bar on the error stream, gone when the work is done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    from xattn.attributions import methods as registered
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=terminal.console(to_stderr=True), transient=True) as bar:
+        total = None if images is None else images * len(names or registered)
+        task = bar.add_task("loading", total=total)
+
+        def advance(picture: str, method: str) -> None:
+            bar.update(task, description=f"{picture}: {method}", advance=1)
+
+        yield advance
+
+
+def _check_suffix(out: Path) -> None:
+    if out.suffix.lower() not in terminal.SUFFIXES:
+        raise typer.BadParameter(
+            f"expected a file name that ends in one of {', '.join(terminal.SUFFIXES)}; got {out.name!r}",
+            param_hint="--out",
+        )
+
+
+def _layers(layer: str | None) -> "Layers | None":
+    if layer is None:
+        return None
+    if layer == "all":
+        return "all"
+    try:
+        indices = [int(part) for part in layer.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f'expected an index, several separated by commas, or "all"; got {layer!r}', param_hint="--layer"
+        ) from None
+    return indices[0] if len(indices) == 1 else indices
+
+
+def _check_files(images: Sequence[Path]) -> None:
+    for image in images:
+        if not image.is_file():
+            raise ArgumentError(f"image: there is no file {str(image)!r}")
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse at the start what could not be written at the end."""
+    if out.is_dir():
+        raise ArgumentError(f"--out: {str(out)!r} is a folder; expected the name of a file")
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ArgumentError(f"--out: cannot write into {str(folder)!r}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
