@@ -25,6 +25,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.device))
 
 
+def precise(x: Tensor) -> Tensor:
+    """`x` in float64, on the CPU if its own device has none."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def epsilon(x: Tensor) -> float:
     """Distance from 1 to the next number of the type of `x`."""
     return torch.finfo(x.dtype).eps
@@ -32,7 +37,11 @@ def epsilon(x: Tensor) -> float:
 
 def has_rounded_matmul(x: Tensor) -> bool:
     """Whether float32 products on the device of `x` may be carried out with fewer bits (TF32 and alike)."""
-    return x.device.type == "cuda" and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    if x.device.type != "cuda" or x.dtype != torch.float32:
+        return False
+    # The older getter raises once the newer setting has been used.
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return precision == "tf32" if precision else torch.get_float32_matmul_precision() != "highest"
 
 
 def tiny(x: Tensor) -> Tensor:

@@ -220,7 +220,7 @@ def backward(chain: Tensor, personalization: Tensor | None = None) -> Tensor:
 def broadcast_batch(**leading: torch.Size) -> torch.Size:
     """The leading dimensions that all arguments broadcast to, or an error that names them."""
     try:
-        return torch.broadcast_shapes(*leading.values())
+        return torch.Size(torch.broadcast_shapes(*leading.values()))
     except RuntimeError:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in leading.items())
         raise ArgumentError(f"expected leading dimensions that broadcast, got {shapes}") from None

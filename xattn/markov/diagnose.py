@@ -7,7 +7,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from xattn.markov._numeric import numeric, widen
+from xattn.markov._numeric import epsilon, numeric, widen
 from xattn.markov.chain import as_chain
 from xattn.markov.eigen import second_eigenvalue
 from xattn.markov.stationary import stationary
@@ -130,7 +130,10 @@ def _mixing_time(matrix: Tensor, pi: Tensor, closed: Tensor) -> Tensor:
 
 def _second_vector(matrix: Tensor, pi: Tensor) -> Tensor:
     # Deflated by pi, and not by the sink's row, so that pi v = 0 also where the eigenvalue 1 is repeated.
-    values, vectors = torch.linalg.eig(matrix - pi.unsqueeze(-2))
+    deflated = matrix - pi.unsqueeze(-2)
+    # LAPACK does not converge on some matrices that are nothing but the rounding of that difference.
+    deflated = torch.where(deflated.abs() > 16 * epsilon(matrix), deflated, 0)
+    values, vectors = torch.linalg.eig(deflated)
     rows = torch.arange(len(matrix), device=matrix.device)
     vector = vectors[rows, :, values.abs().argmax(-1)]
     # The phase is arbitrary: turn it so that the largest entry is real and positive.

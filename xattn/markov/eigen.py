@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xattn.errors import ArgumentError
 from xattn.markov._arnoldi import arnoldi
-from xattn.markov._numeric import chunks, epsilon, has_rounded_matmul, numeric, take_rows, wide_dtype, widen
+from xattn.markov._numeric import chunks, epsilon, has_rounded_matmul, numeric, precise, take_rows, wide_dtype, widen
 from xattn.markov._squaring import bracket, deflate_mean
 from xattn.markov.chain import check_chain, check_square, distribution, fill_dead, is_lower_triangular, normalize_rows
 
@@ -33,8 +33,9 @@ class SecondEigenvalue:
 
     Attributes:
         modulus: (...), in [0, 1].
-        residual: (...), error: a proven bound with mode="certified" or where `exact`, else a first-order estimate.
-        exact: (...), whether it comes from the diagonal or from dense eigenvalues, up to rounding.
+        residual: (...), error: a proven bound with mode="certified", the rounding of the solver where `exact`, else a
+            first-order estimate (residual of the invariant subspace times condition number).
+        exact: (...), whether it comes from the diagonal or from dense eigenvalues in float64.
     """
 
     modulus: Tensor
@@ -56,8 +57,8 @@ def second_eigenvalue(chain: Tensor, rtol: float = 1e-3, mode: Mode = "default")
         rtol: error to reach, relative to |lambda_2| + 1e-3.
         mode: "default" starts Arnoldi from four random vectors; "fast" from two, which is up to 1.5 times faster and
             can miss an eigenvalue (1 in 14400 attention heads did); "certified" proves a bracket in float64 by 16
-            squarings, whatever `rtol`: `residual` is mostly below 1e-3, and larger for nearly defective chains (2e-2
-            for prefix-causal attention over 200 tokens).
+            squarings, whatever `rtol`: `residual` is mostly below 1e-3, and up to 1e-1 for nearly defective chains,
+            such as causal attention with its tokens in another order.
 
     Returns:
         A `SecondEigenvalue`.
@@ -106,8 +107,8 @@ class _Found:
         return cls(zeros, zeros.clone(), torch.zeros_like(zeros, dtype=torch.bool))
 
     def put(self, rows: Tensor, modulus: Tensor, residual: Tensor, exact: bool = False) -> None:
-        self.modulus[rows] = widen(modulus.clamp(0, 1))
-        self.residual[rows] = widen(residual)
+        self.modulus[rows] = modulus.clamp(0, 1).to(self.modulus)
+        self.residual[rows] = residual.to(self.residual)
         self.exact[rows] = exact
 
 
@@ -132,10 +133,11 @@ def _diagonal(weights: Tensor, rows: Tensor, found: _Found) -> None:
 
 def _dense(weights: Tensor, rows: Tensor, found: _Found) -> None:
     for part in chunks(rows, weights.shape[-1]):
-        matrix = normalize_rows(widen(take_rows(weights, part)))
+        matrix = normalize_rows(precise(take_rows(weights, part)))
         try:
             moduli = torch.linalg.eigvals(matrix).abs().topk(2).values[:, 1]
-        except torch.linalg.LinAlgError:  # LAPACK gives up on some chains of rank one, whose eigenvalues are all 0
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            # LAPACK gives up on some chains of rank one, and then on the whole batch.
             _dense_one_by_one(weights, part, found)
             continue
         found.put(part, moduli, torch.full_like(moduli, matrix.shape[-1] * epsilon(matrix)), exact=True)
@@ -152,13 +154,13 @@ def _dense_one_by_one(weights: Tensor, rows: Tensor, found: _Found) -> None:
 
 def _bracket(weights: Tensor, rows: Tensor, found: _Found) -> None:
     for part in chunks(rows, weights.shape[-1]):
-        matrix = normalize_rows(widen(take_rows(weights, part)))
+        matrix = normalize_rows(precise(take_rows(weights, part)))
         known = bracket(matrix, squarings=16)
         found.put(part, known.modulus, known.residual)
         wide = (known.residual > WIDE).nonzero().squeeze(1)
         if len(wide):
             both = known.take(wide).meet(bracket(take_rows(matrix, wide), squarings=16, deflation=deflate_mean))
-            found.put(part[wide], both.modulus, both.residual)
+            found.put(part[wide.to(part.device)], both.modulus, both.residual)
 
 
 def _squaring(weights: Tensor, rows: Tensor, rtol: float, found: _Found) -> Tensor:
