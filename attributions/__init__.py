@@ -6,6 +6,9 @@ from xattn.attributions.attention import RawAttention as RawAttention
 from xattn.attributions.base import TransformerAttribution as TransformerAttribution
 from xattn.attributions.controls import CenterPrior as CenterPrior
 from xattn.attributions.controls import RandomAttribution as RandomAttribution
+from xattn.attributions.gradient import AttentionGradCAM as AttentionGradCAM
+from xattn.attributions.gradient import GenericAttention as GenericAttention
+from xattn.attributions.gradient import GradientRollout as GradientRollout
 from xattn.attributions.markov import ColumnSum as ColumnSum
 from xattn.attributions.markov import Lambda2Rollout as Lambda2Rollout
 from xattn.attributions.markov import NBounceAttention as NBounceAttention

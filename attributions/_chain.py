@@ -58,7 +58,7 @@ class MeanAttention:
 
 
 def without_padding(matrix: Tensor, valid: Tensor | None) -> Tensor:
-    """(B, ..., N, N) in which padding tokens lead to themselves alone: no walk enters or leaves, in either direction."""
+    """(B, ..., N, N) in which padding tokens lead to themselves alone: no walk enters or leaves, whatever direction."""
     if valid is None:
         return matrix
     valid = along_batch(valid, matrix[..., 0])

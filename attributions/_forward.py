@@ -73,7 +73,8 @@ class ForwardPass:
         """(B,) value of each sample's target, in the autograd graph."""
         index = self.target_index
         assert self.logits is not None  # target_index raised otherwise
-        return scores(self.logits, index)
+        with torch.enable_grad():
+            return scores(self.logits, index)
 
     def tokens_read(self) -> Tensor:
         """(B, N) distribution of the tokens that the answer is read from.

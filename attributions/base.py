@@ -99,17 +99,12 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
         check_resolution(resolution, interpolation)
         tensor, is_tuple = check_inputs(inputs)
         maps = []
-        for chunk in _chunks(tensor, target, additional_forward_args, internal_batch_size):
-            reducer = self._reducer()
-            forward = self._forward(*chunk, reducer)
-            with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
+            for chunk in _chunks(tensor, target, additional_forward_args, internal_batch_size):
+                reducer = self._reducer()
+                forward = self._forward(*chunk, reducer)
                 relevance = self._relevance(forward, reducer).detach()
-            if self.level == "pixel":
-                maps.append(from_pixels(relevance, forward.layout, resolution))
-                continue
-            if forward.valid is not None:
-                relevance = relevance * forward.valid
-            maps.append(from_tokens(relevance, forward.layout, forward.inputs, resolution, interpolation))
+                maps.append(self._shown_at(relevance, forward, resolution, interpolation))
         result: Any = torch.cat(maps)
         return (result,) if is_tuple else result
 
@@ -125,6 +120,16 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
     def _reducer(self) -> Reducer | None:
         """A fresh object that takes the layers one by one; None keeps them in `ForwardPass.records`."""
         return None
+
+    def _shown_at(
+        self, relevance: Tensor, forward: ForwardPass, resolution: Resolution, interpolation: Interpolation
+    ) -> Tensor:
+        """Relevance at the resolution that was asked for; exactly zero on padding."""
+        if self.level == "pixel":
+            return from_pixels(relevance, forward.layout, resolution)
+        if forward.valid is not None:
+            relevance = relevance * forward.valid
+        return from_tokens(relevance, forward.layout, forward.inputs, resolution, interpolation)
 
     def _around(self) -> AbstractContextManager[object]:
         """A context for the forward call, such as a function mode that sees the model's operations."""

@@ -6,6 +6,7 @@ A new method is one file and one line here.
 from xattn.attributions.attention import AttentionRollout, DINOAttention, RawAttention
 from xattn.attributions.base import TransformerAttribution
 from xattn.attributions.controls import CenterPrior, RandomAttribution
+from xattn.attributions.gradient import AttentionGradCAM, GenericAttention, GradientRollout
 from xattn.attributions.markov import ColumnSum, Lambda2Rollout, NBounceAttention, TokenRank
 from xattn.errors import ArgumentError
 
@@ -17,6 +18,9 @@ _METHODS: tuple[type[TransformerAttribution], ...] = (
     RawAttention,
     AttentionRollout,
     DINOAttention,
+    AttentionGradCAM,
+    GradientRollout,
+    GenericAttention,
     RandomAttribution,
     CenterPrior,
 )
