@@ -6,8 +6,9 @@ every attention matrix passes through the tap while it stays part of the autogra
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -120,7 +121,7 @@ class AttentionTap:
     def __enter__(self) -> Self:
         with ExitStack() as resources:
             if "torch._dynamo" in sys.modules:  # importing it is slow, and before that nothing can be compiled
-                resources.enter_context(torch.compiler.set_stance("force_eager"))
+                resources.enter_context(_compiled_code_aside())
             resources.enter_context(self._trace)
             resources.enter_context(AttentionMode(self._take, self._inside_attention))
             self._resources = resources.pop_all()
@@ -177,6 +178,14 @@ class AttentionTap:
                 "no attention was seen: neither scaled_dot_product_attention nor a softmax inside an attention module "
                 "ran. Expected a transformer; a traced or scripted model must be replaced by the original module."
             )
+
+
+@contextmanager
+def _compiled_code_aside() -> Iterator[None]:
+    """Compiled modules run as they were written; torch's warning that they call global hooks twice is none of ours."""
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        yield
 
 
 def _split_heads(attention: Tensor, valid_keys: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
