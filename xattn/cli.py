@@ -184,7 +184,8 @@ def _progress(images: int | None, names: Sequence[str] | None) -> Iterator[Calla
     from xattn.attributions import methods as registered
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=terminal.console(to_stderr=True), transient=True) as bar:
+    console = terminal.console(to_stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         total = None if images is None else images * len(names or registered)
         task = bar.add_task("loading", total=total)
 
