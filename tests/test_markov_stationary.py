@@ -20,7 +20,8 @@ def exact(chain, alpha, p=None):
     a = a / a.sum(1, keepdims=True)
     n = len(a)
     p = np.full(n, 1 / n) if p is None else p.double().numpy() / p.double().numpy().sum()
-    return torch.from_numpy(np.linalg.solve(np.eye(n) - alpha * a.T, (1 - alpha) * p))
+    solution = np.linalg.solve(np.eye(n) - alpha * a.T, (1 - alpha) * p)
+    return torch.from_numpy(solution / solution.sum())
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.3, 0.2), (0.9, 0.8), (1.0, 1.0), (1e-6, 3e-6)])
@@ -133,6 +134,15 @@ def test_auto_iterates_on_long_sequences():
     assert found.converged
     assert (found.distribution.double() - exact(chain, 0.99)).abs().sum() < 1e-4
     assert markov.stationary(make("causal", 520)).iterations == 0
+
+
+@pytest.mark.parametrize("family", ["uniform", "sink_collapse", "metastable", "low_rank"])
+def test_the_bound_holds_in_float32_on_long_sequences(family):
+    chain = make(family, 520).float()
+    p = torch.rand(520, generator=torch.Generator().manual_seed(0))
+    found = markov.stationary(chain, personalization=p, method="anderson")
+    error = float((found.distribution.double() - exact(chain, 0.99, p)).abs().sum())
+    assert error <= float(found.error_bound) < 1e-4
 
 
 def test_personalization_broadcasts():

@@ -27,7 +27,7 @@ def solve_lu(matrix: Tensor, restart: Tensor, alpha: float, dtype: torch.dtype, 
     for _ in range(1 + REFINEMENTS):
         residual = right - system @ x
         x = x + torch.linalg.lu_solve(lu, pivots, residual.to(factor_dtype)).to(x.dtype)
-    return _certify(x.squeeze(-1), matrix, restart, alpha, dtype, tol)
+    return certify(x.squeeze(-1), matrix, restart, alpha, dtype, tol)
 
 
 def solve_triangular(
@@ -38,16 +38,21 @@ def solve_triangular(
     system.diagonal(dim1=-2, dim2=-1).add_(1)
     right = ((1 - alpha) * restart).unsqueeze(-1)
     x = torch.linalg.solve_triangular(system, right, upper=lower)
-    return _certify(x.squeeze(-1), matrix, restart, alpha, dtype, tol)
+    return certify(x.squeeze(-1), matrix, restart, alpha, dtype, tol)
 
 
-def _certify(x: Tensor, matrix: Tensor, restart: Tensor, alpha: float, dtype: torch.dtype, tol: float) -> Solution:
+def certify(x: Tensor, matrix: Tensor, restart: Tensor, alpha: float, dtype: torch.dtype, tol: float) -> Solution:
     """Round a solution to `dtype` and bound its L1 error by ||x G - x|| / (1 - contraction) and the rounding."""
     # Zero rows lose mass in the linear system. Scaling its solution to one gives the chain that restarts there.
     x = normalise_mass(x.clamp(min=0))
     residual = (restart_step(x, matrix, alpha, restart) - x).abs().sum(-1)
-    bound = (residual + 4 * epsilon(x)) / (1 - contraction(matrix, alpha))
+    bound = (residual + _rounding(x)) / (1 - contraction(matrix, alpha))
     return _rounded(x, bound, dtype, tol)
+
+
+def _rounding(x: Tensor) -> float:
+    """L1 rounding of one product with x, whose sums of N terms err as a random walk does."""
+    return (4 + x.shape[-1] ** 0.5) * epsilon(x)
 
 
 def _rounded(x: Tensor, bound: Tensor, dtype: torch.dtype, tol: float) -> Solution:
@@ -76,5 +81,5 @@ def solve_limit(matrix: Tensor, restart: Tensor, dtype: torch.dtype, tol: float)
     x = normalise_mass((restart.unsqueeze(1) @ power).squeeze(1))
     residual = (restart_step(x, matrix, 1.0, restart) - x).abs().sum(-1)
     # The walk kept contracting to the end, so what the sum leaves out is beyond rounding.
-    bound = torch.where(t < 0.5, (residual + 4 * epsilon(x)) / 2 * total, torch.inf)
+    bound = torch.where(t < 0.5, (residual + _rounding(x)) / 2 * total, torch.inf)
     return _rounded(x, bound, dtype, tol)

@@ -1,7 +1,7 @@
 """TokenRank: the stationary distribution of an attention chain, with a bound on its error."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Literal
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xattn.errors import ArgumentError
-from xattn.markov._direct import solve_limit, solve_lu, solve_triangular
+from xattn.markov._direct import certify, solve_limit, solve_lu, solve_triangular
 from xattn.markov._fixed_point import Solution, iterate
 from xattn.markov._numeric import chunks, has_rounded_matmul, numeric, wide_dtype
 from xattn.markov.chain import (
@@ -196,15 +196,18 @@ def _solve(task: _Task, tol: float, method: Method, stop: Stop, max_iterations: 
 
 
 def _iterate(part: _Task, tol: float, stop: Stop, accelerate: bool, max_iterations: int) -> Solution:
-    dtype = part.weights.dtype
+    dtype, wide = part.weights.dtype, part.restart.dtype
     # Roundings in float32 decide which step first changes by less than 1e-6, so counts are taken in float64.
-    precise = stop == "change" or has_rounded_matmul(part.weights)
-    work = part.restart.dtype if precise else dtype
+    work = wide if stop == "change" or has_rounded_matmul(part.weights) else dtype
     p, x = part.restart.to(work), part.start.to(work)
     found = iterate(part.full_chain(work), p, x, part.alpha, tol, stop, accelerate, max_iterations)
-    state = found.state.to(dtype)
-    rounding = (state.to(work) - found.state).abs().sum(-1)
-    return Solution(state, found.iterations, found.error_bound + rounding, found.converged)
+    # One product in float64 replaces any guess of what the roundings of the iteration have added up to.
+    checked = _chunked(
+        replace(part, start=found.state.to(wide)),
+        lambda piece: certify(piece.start, piece.chain(wide), piece.restart, piece.alpha, dtype, tol),
+    )
+    converged = found.converged if stop == "change" else found.converged | checked.converged
+    return replace(checked, iterations=found.iterations, converged=converged)
 
 
 def _limit(part: _Task, tol: float) -> Solution:
