@@ -1,5 +1,7 @@
 """Direct solvers of pi = pi G on a flat batch: LU, one triangular solve, and the limit without teleport."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,7 @@ def certify(x: Tensor, matrix: Tensor, restart: Tensor, alpha: float, dtype: tor
 
 def _rounding(x: Tensor) -> float:
     """L1 rounding of one product with x, whose sums of N terms err as a random walk does."""
-    return (4 + x.shape[-1] ** 0.5) * epsilon(x)
+    return (4 + math.sqrt(x.shape[-1])) * epsilon(x)
 
 
 def _rounded(x: Tensor, bound: Tensor, dtype: torch.dtype, tol: float) -> Solution:
