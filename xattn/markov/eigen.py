@@ -56,9 +56,9 @@ def second_eigenvalue(chain: Tensor, rtol: float = 1e-3, mode: Mode = "default")
         chain: (..., N, N) attention; see `as_chain` for the cleaning (dead rows become uniform).
         rtol: error to reach, relative to |lambda_2| + 1e-3.
         mode: "default" starts Arnoldi from four random vectors; "fast" from two, which is up to 1.5 times faster and
-            can in rare cases miss an eigenvalue that the start hardly contains; "certified" proves a bracket in float64 by 16
-            squarings, whatever `rtol`: `residual` is mostly below 1e-3, and up to 1e-1 for nearly defective chains,
-            such as causal attention with its tokens in another order.
+            can in rare cases miss an eigenvalue that the start hardly contains; "certified" proves a bracket in
+            float64 by 16 squarings, whatever `rtol`: `residual` is mostly below 1e-3, and up to 1e-1 for nearly
+            defective chains, such as causal attention with its tokens in another order.
 
     Returns:
         A `SecondEigenvalue`.
