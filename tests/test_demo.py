@@ -19,9 +19,9 @@ from xattn.models.model import Model
 GROUPS = ("animals", "<tools>", "vehicles", "food & drink", "plants")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _plain_figures(monkeypatch):
-    """Empty figures, where the test is about something else: drawing takes most of the time."""
+    """Empty figures: drawing takes most of the time and has its own tests."""
     monkeypatch.setattr(Explanation, "plot", lambda self: Figure(figsize=(1, 1)))
 
 
@@ -30,7 +30,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.sources, self.links, self.alts, self.text = [], [], [], [], ""
+        self.open, self.sources, self.links, self.text = [], [], [], ""
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -38,8 +38,8 @@ class Page(HTMLParser):
         if tag not in ("img", "meta"):
             self.open.append(tag)
         if tag == "img":
+            assert attributes["alt"]
             self.sources.append(attributes["src"])
-            self.alts.append(attributes["alt"])
         if tag == "a":
             self.links.append(attributes["href"])
 
@@ -110,7 +110,6 @@ def test_the_page_shows_every_picture_with_prediction_and_seconds(photographs, t
     assert "no evidence that one method is better" in text
 
 
-@pytest.mark.usefixtures("_plain_figures")
 def test_it_goes_on_without_the_photographs_model(photographs, tmp_path, monkeypatch):
     def load(name):
         if name == "photos":
@@ -126,7 +125,6 @@ def test_it_goes_on_without_the_photographs_model(photographs, tmp_path, monkeyp
     assert "DINOv2" not in page.text
 
 
-@pytest.mark.usefixtures("_plain_figures")
 def test_it_goes_on_without_scikit_image_or_one_of_its_files(photographs, tmp_path, monkeypatch):
     (photographs / "rocket.jpg").unlink()
     made = demo.run_demo(tmp_path / "one")
@@ -155,18 +153,28 @@ def test_share_on_the_objects():
     assert demo.share_on(mask.float(), torch.zeros(2, 2)) != demo.share_on(mask.float(), torch.zeros(2, 2))
 
 
-@pytest.mark.usefixtures("_plain_figures")
-def test_scenes_say_how_much_lies_on_the_objects(photographs, tmp_path):
+def test_regions_say_how_much_lies_in_them(photographs, tmp_path):
     made = demo.run_demo(tmp_path / "out")
-    scene = next(item for item in made.items if item.area is not None)
-    assert set(scene.on_object) == set(scene.explanation.maps)
-    assert 0 < scene.area < 1
     text = made.paths[0].read_text()
-    assert f"The objects cover {scene.area:.1%} of the picture." in text
-    assert f"{scene.on_object['center']:.1%}" in text
+    cat, cup, rocket, scene, _ = made.items
+    assert cat.region == ""
+    assert cup.area == pytest.approx(0.59 * 0.63, abs=0.05)
+    for item in (cup, rocket, scene):
+        assert set(item.inside) == set(item.explanation.maps)
+        assert 0 < item.area < 1
+        assert f"{item.region[1:]}: {item.area:.1%} of the picture" in text
+        assert f"{item.inside['center']:.1%}" in text
+    for share in (cup.area, cup.inside["column_sum"], cup.inside["tokenrank"], rocket.inside["n_bounce"]):
+        assert f'<td class="number">{share:.0%}</td>' in text
+    assert scene.inside["center"] == pytest.approx(demo.share_on(*scene_and_center(scene)))
 
 
-@pytest.mark.usefixtures("_plain_figures")
+def scene_and_center(item):
+    from xattn.models.scenes import Scenes
+
+    return Scenes("test")[0].mask.float(), item.explanation.maps["center"]
+
+
 def test_the_command_prints_paths_and_seconds(photographs, tmp_path, monkeypatch):
     out = tmp_path / "out"
     result = CliRunner().invoke(cli.app, ["demo", "--out", str(out)])

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -152,6 +153,19 @@ def test_a_captum_method_keeps_its_pixels(model, picture):
     batch = model.preprocess(picture)[None].requires_grad_()
     expected = Saliency(model).attribute(batch, target=1)[0].sum(0)
     assert torch.allclose(found.maps["saliency"], expected)
+
+
+def test_warnings_of_a_method_are_kept_and_passed_on(model, picture, tmp_path):
+    class Worried(TokenRank):
+        def _relevance(self, forward, reducer):
+            warnings.warn("uniform restart", stacklevel=2)
+            return super()._relevance(forward, reducer)
+
+    with pytest.warns(UserWarning, match="uniform restart"):
+        found = explain(model, picture, [Worried(model), "center"])
+    assert found.warnings == {"tokenrank": ["uniform restart"]}
+    assert Explanation.load(found.save(tmp_path / "a.safetensors")).warnings == found.warnings
+    assert "uniform restart" in found._repr_html_()
 
 
 def test_any_callable_with_a_tensor():

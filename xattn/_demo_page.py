@@ -31,11 +31,18 @@ footer { color: #666; font-size: .85rem; margin-top: 3rem; }
 _PHOTOS = """
 <p>The photographs ship with scikit-image. The model <code>photos</code> is a ViT-S/14 of the DINOv2 architecture that
 its authors fine-tuned to find salient objects, under a small linear head over eight broad groups of photographs. It is
-<strong>not the published DINOv2</strong>: its patches know well what is object and what is background, and it knows
-little about categories.</p>
-<p><strong>What to look for.</strong> On the coffee cup, <code>tokenrank</code> and <code>n_bounce</code> (two bounces)
-pick out the cup where <code>column_sum</code>, one step from a uniform start, spreads over the table. On the cat and
-the rocket the difference is small. Three pictures are an illustration and no evidence that one method is better.</p>
+<strong>not the published DINOv2</strong>: its patches know well what is object and what is background, and it is
+weak on categories.</p>
+<p><strong>What to look for.</strong> Compare <code>column_sum</code>, one step of attention from a uniform start,
+with <code>tokenrank</code>, its limit, and <code>n_bounce</code>, two steps from the class token. The column sum
+spreads over table and sky; the others keep more to the things in front. For two photographs a box was drawn by hand
+around the object; a map that does not care about the object has the box's share of the area in it:</p>
+"""
+
+_CAUTION = """
+<p>The class token's own attention (<code>raw_attention</code>) does as well without any chain. On the cat, which fills
+the picture, these maps mark eyes and nose alike and the difference is small. Three pictures are an illustration and
+no evidence that one method is better than another.</p>
 """
 
 _SCENES = """
@@ -48,8 +55,8 @@ why the model answered as it did.</p>
 
 def page(items: "Sequence[Item]", notes: Sequence[str]) -> str:
     """The HTML of the demo; figures are linked by their file names."""
-    photos = [item for item in items if item.area is None]
-    scenes = [item for item in items if item.area is not None]
+    photos = [item for item in items if item.is_photo]
+    scenes = [item for item in items if not item.is_photo]
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -63,7 +70,7 @@ def page(items: "Sequence[Item]", notes: Sequence[str]) -> str:
         *(f'<p class="note">Note: {html.escape(note)}</p>' for note in notes),
     ]
     if photos:
-        parts += ["<h2>Photographs</h2>", _PHOTOS, *map(_article, photos)]
+        parts += ["<h2>Photographs</h2>", _PHOTOS, _boxes(photos), _CAUTION, *map(_article, photos)]
     if scenes:
         parts += ["<h2>Scenes with known answers</h2>", _SCENES, *map(_article, scenes)]
     parts += ["<h2>The methods</h2>", _methods(), _footer(items), "</body></html>"]
@@ -81,12 +88,30 @@ def _class_specific() -> str:
     return f"<p>Explaining the predicted class: {listed}. The other methods do not depend on the class.</p>"
 
 
+def _boxes(photos: "Sequence[Item]") -> str:
+    """Shares of the maps in the boxes, as measured."""
+    boxed = [item for item in photos if item.region]
+    shown = [name for name in ("column_sum", "tokenrank", "n_bounce", "raw_attention", "random") if name in methods]
+    head = "".join(f'<th class="number">{name}</th>' for name in ("box's area", *shown))
+    rows = [f"<tr><th>photograph</th>{head}</tr>"]
+    for item in boxed:
+        shares = (item.area, *(item.inside.get(name, float("nan")) for name in shown))
+        cells = "".join(f'<td class="number">{share:.0%}</td>' for share in shares)
+        rows.append(f"<tr><td>{html.escape(item.title)}</td>{cells}</tr>")
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>' if boxed else ""
+
+
 def _article(item: "Item") -> str:
     explanation = item.explanation
     classes = ", ".join(f"{html.escape(c.name)} {c.probability:.1%}" for c in explanation.prediction[:3])
     title = html.escape(item.title)
-    area = "" if item.area is None else f" The objects cover {item.area:.1%} of the picture."
+    region = html.escape(item.region)
+    area = f" {region[:1].upper()}{region[1:]}: {item.area:.1%} of the picture." if region else ""
     skipped = "".join(f"<p>{html.escape(n)} skipped: {html.escape(why)}</p>" for n, why in explanation.skipped.items())
+    skipped += "".join(
+        f"<p><code>{html.escape(name)}</code> warns: {html.escape('; '.join(messages))}</p>"
+        for name, messages in explanation.warnings.items()
+    )
     return (
         f"<article><h3>{title[:1].upper()}{title[1:]}</h3>"
         f"<p>Model <code>{html.escape(explanation.model)}</code> says: {classes}.{area}</p>"
@@ -96,10 +121,10 @@ def _article(item: "Item") -> str:
 
 
 def _numbers(item: "Item") -> str:
-    share = '<th class="number">on the objects</th>' if item.on_object else ""
+    share = f'<th class="number">share in {html.escape(item.region)}</th>' if item.region else ""
     rows = [f'<tr><th>method</th><th class="number">seconds</th>{share}</tr>']
     for name, seconds in item.explanation.seconds.items():
-        cell = f'<td class="number">{item.on_object[name]:.1%}</td>' if item.on_object else ""
+        cell = f'<td class="number">{item.inside[name]:.1%}</td>' if item.region else ""
         rows.append(f'<tr><td><code>{html.escape(name)}</code></td><td class="number">{seconds:.3f}</td>{cell}</tr>')
     return f'<div class="wide"><table>{"".join(rows)}</table></div>'
 

@@ -49,6 +49,8 @@ def report(explanation: "Explanation") -> None:
     say(f"  {len(explanation.maps)} methods in {total:.2f} s")
     for name, reason in explanation.skipped.items():
         say(f"  skipped {name}: {reason}")
+    for name, messages in explanation.warnings.items():
+        say(f"  {name} warns: {'; '.join(messages)}")
 
 
 def seconds_table(explanations: "Sequence[Explanation]") -> "Table":

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -97,7 +98,8 @@ def explain(
         choose_methods(names)  # unknown names are refused before a model is loaded
         loaded = load(model, device=find_device(device or "cpu"))
         explanations: list[Explanation] = []
-        with _progress(len(images), names) as advance:
+        with _progress(len(images), names) as advance, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what methods warn of is printed with their results
             for image in images:
                 show = partial(advance, image.name)
                 explanations.append(explain_one(loaded, image, names, target, layers=layers, progress=show))

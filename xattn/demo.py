@@ -1,12 +1,15 @@
 """The demo: three photographs and a few scenes explained by every method, as pictures and one page."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PHOTOS = {"cat": "chelsea.png", "coffee cup": "coffee.png", "rocket": "rocket.jpg"}
+BOXES = {"coffee cup": (0.03, 0.62, 0.17, 0.80), "rocket": (0.28, 0.95, 0.47, 0.57)}
+"""Drawn by hand around the object: top, bottom, left, right as shares of the square that the model sees."""
+
 SCENES = (("test", 0), ("test", 1), ("test", 2), ("two-object", 0), ("two-object", 1))
 
 Progress = Callable[[str, str], object]
@@ -33,15 +39,19 @@ class Item:
         title: What is in it.
         explanation: What the methods say.
         figure: Its file name.
-        area: Share of the picture that the objects cover, None where it is not known.
-        on_object: Method name to the share of its relevance that lies on the objects; empty where not known.
+        is_photo: Whether it is a photograph and no scene.
+        region: What `area` and `inside` are about: the exact objects of a scene, a box in a photograph, "" for none.
+        area: Share of the picture that the region covers.
+        inside: Method name to the share of its relevance that lies in the region.
     """
 
     title: str
     explanation: Explanation
     figure: str
-    area: float | None
-    on_object: dict[str, float]
+    is_photo: bool
+    region: str = ""
+    area: float = 0.0
+    inside: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,9 +83,11 @@ def run_demo(out: Path, progress: Progress = lambda picture, method: None) -> De
     notes: list[str] = []
     items: list[Item] = []
     paths: list[Path] = []
-    for item, figure in [*_photographs(notes, progress), *_scenes(progress)]:
-        paths.append(write_atomically(out / item.figure, partial(figure.savefig, dpi=130)))
-        items.append(item)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the page says what the methods warned of
+        for item, figure in chain(_photographs(notes, progress), _scenes(progress)):
+            paths.append(write_atomically(out / item.figure, partial(figure.savefig, dpi=130)))
+            items.append(item)
     text = page(items, notes)
     paths.insert(0, write_atomically(out / "index.html", lambda file: file.write(text.encode())))
     return Demo(tuple(items), tuple(notes), tuple(paths))
@@ -106,7 +118,12 @@ def _photographs(notes: list[str], progress: Progress) -> "Iterator[tuple[Item, 
         return
     for title, file in files.items():
         explanation = explain(model, file, progress=partial(progress, title))
-        yield Item(title, explanation, f"photo-{_slug(title)}.png", None, {}), explanation.plot()
+        region, area, inside = "", 0.0, {}
+        if title in BOXES:
+            mask = _box(*BOXES[title], size=explanation.input.shape[-2:])
+            region, area, inside = f"a box drawn around the {title}", float(mask.mean()), _inside(mask, explanation)
+        figure = f"photo-{_slug(title)}.png"
+        yield Item(title, explanation, figure, True, region, area, inside), explanation.plot()
 
 
 def _scenes(progress: Progress) -> "Iterator[tuple[Item, Figure]]":
@@ -118,9 +135,9 @@ def _scenes(progress: Progress) -> "Iterator[tuple[Item, Figure]]":
         title = " and ".join(scene.names)
         explanation = explain(model, scene.image, progress=partial(progress, title))
         mask = scene.mask.float()
-        shares = {name: share_on(mask, relevance) for name, relevance in explanation.maps.items()}
         figure = f"scene-{split}-{index}-{_slug(title)}.png"
-        yield Item(title, explanation, figure, float(mask.mean()), shares), explanation.plot()
+        inside = _inside(mask, explanation)
+        yield Item(title, explanation, figure, False, "the objects", float(mask.mean()), inside), explanation.plot()
 
 
 def share_on(mask: Tensor, relevance: Tensor) -> float:
@@ -131,6 +148,17 @@ def share_on(mask: Tensor, relevance: Tensor) -> float:
     cover = F.adaptive_avg_pool2d(mask[None].double(), (relevance.shape[0], relevance.shape[1]))[0]
     positive = relevance.double().clamp_min(0)
     return float((positive * cover).sum() / positive.sum())
+
+
+def _inside(mask: Tensor, explanation: Explanation) -> dict[str, float]:
+    return {name: share_on(mask, relevance) for name, relevance in explanation.maps.items()}
+
+
+def _box(top: float, bottom: float, left: float, right: float, size: Sequence[int]) -> Tensor:
+    """(H, W) mask of a box given in shares of the picture."""
+    mask = torch.zeros(size[0], size[1])
+    mask[round(top * size[0]) : round(bottom * size[0]), round(left * size[1]) : round(right * size[1])] = 1
+    return mask
 
 
 def _slug(title: str) -> str:

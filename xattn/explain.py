@@ -4,7 +4,9 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -78,16 +80,18 @@ def explain(
     logits = subject.logits(batch)
     index = find_target(target, logits, subject)
 
-    maps, configurations, seconds, skipped = {}, {}, {}, {}
+    maps, configurations, seconds, skipped, warned = {}, {}, {}, {}, {}
     reasons: list[Exception] = []
     for name, method in _build(chosen, subject, layers).items():
         if progress is not None:
             progress(name)
         start = time.perf_counter()
+        caught: list[str] = []
         try:
             if methods is None and logits is None and getattr(method, "is_class_specific", False):
                 raise UnsupportedModelError("explains a class, and the model gives no class scores")
-            relevance = _relevance(method, batch, index)
+            with _warnings_into(caught):
+                relevance = _relevance(method, batch, index)
         except _REFUSALS as error:
             if methods is not None:
                 raise
@@ -96,6 +100,8 @@ def explain(
             continue
         maps[name] = relevance.detach().cpu()
         seconds[name] = time.perf_counter() - start
+        if caught:
+            warned[name] = caught
         configurations[name] = configuration(method)
     if not maps:
         raise reasons[0]
@@ -110,6 +116,7 @@ def explain(
         model=subject.name,
         seconds=seconds,
         skipped=skipped,
+        warnings=warned,
         versions=_versions(),
         source=os.fspath(image) if isinstance(image, (str, os.PathLike)) else "",
     )
@@ -201,6 +208,18 @@ def _relevance(method: Any, batch: Tensor, index: int | tuple[int, ...] | None) 
         return relevance[0]
     pixels: Tensor = method.attribute(batch.detach().clone().requires_grad_(), target=index)
     return pixels[0].sum(0)
+
+
+@contextmanager
+def _warnings_into(caught: list[str]) -> Iterator[None]:
+    """Note what is warned of, and pass it on."""
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        yield
+    for entry in recorded:
+        if issubclass(entry.category, UserWarning):
+            caught.append(str(entry.message))
+        warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
 
 
 def _versions() -> dict[str, str]:

@@ -51,6 +51,7 @@ class Explanation:
         model: The model's name.
         seconds: Method name to the wall time it took, forward call included.
         skipped: Methods that refused this model, with the reason.
+        warnings: Method name to what it warned of.
         versions: Of the libraries involved.
         source: File the picture came from, "" if none.
     """
@@ -65,6 +66,7 @@ class Explanation:
     model: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, list[str]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     source: str = ""
 
@@ -175,6 +177,7 @@ class Explanation:
             classes = ", ".join(f"{html.escape(c.name)} {c.probability:.1%}" for c in self.prediction)
             lines.append(f"<div>Predicted: {classes}. Explained: <b>{html.escape(self.target_name)}</b>.</div>")
         lines += [f"<div>{html.escape(name)} skipped: {html.escape(why)}</div>" for name, why in self.skipped.items()]
+        lines += [f"<div>{html.escape(name)}: {html.escape('; '.join(w))}</div>" for name, w in self.warnings.items()]
         return "".join(lines)
 
 
