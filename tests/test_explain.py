@@ -2,6 +2,9 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from safetensors.torch import save_file
 import xattn.models
 from xattn.attributions import CenterPrior, NBounceAttention, TokenRank, methods
 from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
-from xattn.explain import Explanation, explain
+from xattn.explain import Explanation, configuration, explain
 from xattn.explanation import ClassProbability, save_arrays, write_atomically
 from xattn.models.image import Preprocess
 from xattn.models.model import Model
@@ -128,6 +131,27 @@ def test_configuration_is_complete_and_json(model, picture):
     assert facts["class"] == "xattn.attributions.markov.TokenRank"
     assert facts["layers"] == [0, 1]
     assert facts["personalization"]["sigma"] == 0.25
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_any_configuration_becomes_json():
+    @dataclass(frozen=True)
+    class Rules:
+        table: Mapping[str, object]
+        shape: tuple[int, ...]
+
+    class Method:
+        def __init__(self, forward_func, rules, start, how, unseen=0):
+            self.rules, self.start, self.how = rules, start, how
+
+        def attribute(self):
+            pass
+
+    rules = Rules(MappingProxyType({"linear": torch.relu, "seed": torch.tensor([1, 2])}), (2, 3))
+    facts = configuration(Method(None, rules, {1, 2}, TokenRank))
+    assert facts["rules"] == {"table": {"linear": "relu", "seed": [1, 2]}, "shape": [2, 3]}
+    assert (facts["start"], facts["how"]) == ("set", "TokenRank")
+    assert "unseen" not in facts
     assert json.loads(json.dumps(facts)) == facts
 
 

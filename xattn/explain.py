@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -174,7 +174,7 @@ def _plain(value: object) -> Any:  # noqa: ANN401
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
     if hasattr(value, "attribute"):
         return configuration(value)
     return getattr(value, "__qualname__", type(value).__qualname__)
