@@ -147,9 +147,9 @@ def test_any_configuration_becomes_json():
         def attribute(self):
             pass
 
-    rules = Rules(MappingProxyType({"linear": torch.relu, "seed": torch.tensor([1, 2])}), (2, 3))
+    rules = Rules(MappingProxyType({"linear": len, "seed": torch.tensor([1, 2])}), (2, 3))
     facts = configuration(Method(None, rules, {1, 2}, TokenRank))
-    assert facts["rules"] == {"table": {"linear": "relu", "seed": [1, 2]}, "shape": [2, 3]}
+    assert facts["rules"] == {"table": {"linear": "len", "seed": [1, 2]}, "shape": [2, 3]}
     assert (facts["start"], facts["how"]) == ("set", "TokenRank")
     assert "unseen" not in facts
     assert json.loads(json.dumps(facts)) == facts
