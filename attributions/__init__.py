@@ -4,6 +4,7 @@ from xattn.attributions.attention import AttentionRollout as AttentionRollout
 from xattn.attributions.attention import DINOAttention as DINOAttention
 from xattn.attributions.attention import RawAttention as RawAttention
 from xattn.attributions.base import TransformerAttribution as TransformerAttribution
+from xattn.attributions.class_chain import ClassTokenRank as ClassTokenRank
 from xattn.attributions.controls import CenterPrior as CenterPrior
 from xattn.attributions.controls import RandomAttribution as RandomAttribution
 from xattn.attributions.gradient import AttentionGradCAM as AttentionGradCAM
@@ -13,5 +14,7 @@ from xattn.attributions.markov import ColumnSum as ColumnSum
 from xattn.attributions.markov import Lambda2Rollout as Lambda2Rollout
 from xattn.attributions.markov import NBounceAttention as NBounceAttention
 from xattn.attributions.markov import TokenRank as TokenRank
+from xattn.attributions.prediction import PredictionAttention as PredictionAttention
+from xattn.attributions.prediction import PredictionMap as PredictionMap
 from xattn.attributions.registry import find_method as find_method
 from xattn.attributions.registry import methods as methods

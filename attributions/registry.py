@@ -5,9 +5,11 @@ A new method is one file and one line here.
 
 from xattn.attributions.attention import AttentionRollout, DINOAttention, RawAttention
 from xattn.attributions.base import TransformerAttribution
+from xattn.attributions.class_chain import ClassTokenRank
 from xattn.attributions.controls import CenterPrior, RandomAttribution
 from xattn.attributions.gradient import AttentionGradCAM, GenericAttention, GradientRollout
 from xattn.attributions.markov import ColumnSum, Lambda2Rollout, NBounceAttention, TokenRank
+from xattn.attributions.prediction import PredictionAttention, PredictionMap
 from xattn.errors import ArgumentError
 
 _METHODS: tuple[type[TransformerAttribution], ...] = (
@@ -21,6 +23,9 @@ _METHODS: tuple[type[TransformerAttribution], ...] = (
     AttentionGradCAM,
     GradientRollout,
     GenericAttention,
+    PredictionMap,
+    PredictionAttention,
+    ClassTokenRank,
     RandomAttribution,
     CenterPrior,
 )

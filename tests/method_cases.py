@@ -93,6 +93,7 @@ LAYOUTS: dict[str, Callable[[], Case]] = {
     "words, padded": _words,
 }
 WITHOUT_CLS = {"average pooling", "attention pooling"}
+ATTENTION_POOLED = {"attention pooling"}
 WORDS = {"words, padded"}
 
 
@@ -105,6 +106,8 @@ def case(name: str) -> Case:
 def applies(method: str, layout: str) -> bool:
     """Whether the method is meant for this layout, by its own metadata."""
     if method == "center" and layout in WORDS:
+        return False
+    if getattr(methods[method], "needs_token_head", False) and layout in ATTENTION_POOLED:
         return False
     return not (methods[method].needs_class_token and layout in WITHOUT_CLS)
 
