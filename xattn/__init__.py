@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from xattn.explain import explain as explain
     from xattn.layout import TokenLayout as TokenLayout
     from xattn.models import load as load
+    from xattn.zero_shot import ZeroShot as ZeroShot
 
 __version__ = "0.1.0"
 
@@ -18,12 +19,13 @@ _HOME = {
     "AttentionTap": "xattn.attention",
     "Explanation": "xattn.explain",
     "TokenLayout": "xattn.layout",
+    "ZeroShot": "xattn.zero_shot",
     "explain": "xattn.explain",
     "load": "xattn.models",
 }
 _SUBMODULES = {"attributions", "errors", "evaluation", "markov", "models", "viz"}
 
-__all__ = ["AttentionTap", "Explanation", "TokenLayout", "explain", "load", "markov"]
+__all__ = ["AttentionTap", "Explanation", "TokenLayout", "ZeroShot", "explain", "load", "markov"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
