@@ -246,6 +246,11 @@ class _Gathering:
         """Later stages of a hierarchical model may have a stream of their own; so have decoders and text towers."""
         if self._inputs.ndim != 4 or self._given is not None:
             return
+        if owner.stream in self._decoders:
+            raise UnsupportedModelError(
+                f"forward_func: some layers of {owner.stream!r} attend to other tokens than their own (reduced keys as in "
+                f"PVT, or another sequence), so they cannot be read as one chain; {_WORKS_EVERYWHERE}"
+            )
         tower = set() if owner.tower is None else set(owner.tower.modules())
         for stream, record in self._others.items():
             if stream not in self._decoders and (self._owns_input(record) or record.tower in tower):

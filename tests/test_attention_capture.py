@@ -279,8 +279,9 @@ def dynamo():
 
 
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.parametrize("build", [timm_vit, hf_vit, torchvision_vit])
-@pytest.mark.parametrize("ran_before", [True, False])
+@pytest.mark.parametrize(
+    ("build", "ran_before"), [(timm_vit, True), (timm_vit, False), (hf_vit, True), (torchvision_vit, True)]
+)
 def test_compiled_models(build, ran_before):
     model, x = build(), images()
     with torch.no_grad():

@@ -133,6 +133,34 @@ def test_folded_heads_are_upstream_of_the_output(heads):
     assert torch.allclose(gradient, expected, atol=1e-12)
 
 
+def test_multihead_attention_called_as_a_function():
+    """Its name says nothing, and the weights that torch would return are not upstream of its output."""
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner, x = self.inner, x.transpose(0, 1)
+            weights = (inner.in_proj_weight, inner.in_proj_bias, None, None, False, 0.0)
+            output, _ = F.multi_head_attention_forward(
+                x, x, x, 8, 2, *weights, inner.out_proj.weight, inner.out_proj.bias, need_weights=True
+            )
+            return output.transpose(0, 1)
+
+    torch.manual_seed(0)
+    model, x = Mixer().eval(), torch.randn(3, 5, 8)
+    expected = model(x)
+    with AttentionTap() as tap:
+        output = model(x)
+    assert torch.allclose(output, expected, atol=1e-6)
+    assert tap.maps[0].shape == (3, 2, 5, 5)
+    assert tap.records[0].kind == "self"
+    (gradient,) = torch.autograd.grad(output.square().sum(), tap.maps[0])
+    assert gradient.abs().amax((-2, -1)).min() > 0
+
+
 GRADIENT_MODELS = {
     "timm": (timm_vit, images),
     "timm_pooling": (lambda: timm_vit(class_token=False, global_pool="map"), images),

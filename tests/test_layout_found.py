@@ -296,6 +296,28 @@ def test_hierarchical_models_are_refused_with_what_works(convolution, named, lay
         run_forward(seeded(TwoStages, convolution=convolution, named=named), images(), layers=layers)
 
 
+@pytest.mark.parametrize("layers", ["all", -1])
+def test_layers_with_reduced_keys_are_refused(layers):
+    """As PVT has: its last stage alone would pass for the whole model."""
+
+    class Reduced(ToyBlock):
+        def forward(self, x: Tensor) -> Tensor:
+            keys = x[:, ::2]
+            return x + nn.functional.scaled_dot_product_attention(x[:, None], keys[:, None], keys[:, None])[:, 0]
+
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch = nn.Conv2d(3, WIDTH, 8, 8)
+            self.blocks = nn.Sequential(Reduced(), ToyBlock())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(self.patch(x).flatten(2).mT).mean(1)
+
+    with pytest.raises(UnsupportedModelError, match=r"attend to other tokens than their own.*Saliency"):
+        run_forward(seeded(Pyramid), images(), layers=layers)
+
+
 def test_two_models_on_one_image_are_not_one_chain():
     one, two = timm_vit(), hf_vit()
     with pytest.raises(UnsupportedModelError, match=r"'blocks' and other ones in 'vit.layers'.*several models"):
