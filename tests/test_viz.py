@@ -139,6 +139,12 @@ def test_comparison_names_every_method_and_its_scale():
     assert bars(figure)[1][1] == "0"
 
 
+@pytest.mark.parametrize(("methods", "columns"), [(1, 2), (9, 5), (20, 7), (11, 6)])
+def test_panels_fill_their_rows(methods, columns):
+    figure = viz.comparison(IMAGE, {str(i): UNSIGNED for i in range(methods)})
+    assert figure.axes[0].get_gridspec().ncols == columns
+
+
 def test_a_shared_scale_is_shared_and_said():
     figure = viz.comparison(IMAGE, {"small": UNSIGNED, "large": UNSIGNED * 10}, scale="shared")
     norms = [ax.images[1].norm for ax in figure.axes if len(ax.images) == 2]

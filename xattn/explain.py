@@ -175,7 +175,7 @@ def _plain(value: object) -> Any:  # noqa: ANN401
         return {str(key): _plain(entry) for key, entry in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
-    if hasattr(value, "attribute"):
+    if hasattr(value, "attribute") and not isinstance(value, type):
         return configuration(value)
     return getattr(value, "__qualname__", type(value).__qualname__)
 

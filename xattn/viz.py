@@ -96,7 +96,7 @@ def comparison(
     maps: Mapping[str, object],
     *,
     title: str | None = None,
-    columns: int = 5,
+    columns: int | None = None,
     normalize: Scaling = None,
     scale: Scale = "each",
     smooth: bool = False,
@@ -107,18 +107,18 @@ def comparison(
         image: As in `overlay`.
         maps: Name to map.
         title: Written above the figure.
-        columns: Most panels in a row, the picture counted.
+        columns: Most panels in a row, the picture counted; None takes 5 to 7, whichever leaves the fewest gaps.
         normalize: As in `overlay`.
         scale: "each" gives every map its own colour scale, "shared" one to all; a caption says which.
         smooth: As in `overlay`.
     """
     if not maps:
         raise ArgumentError("maps: expected at least one map, got none")
-    if columns < 1:
+    if columns is not None and columns < 1:
         raise ArgumentError(f"columns: expected a positive integer, got {columns}")
     limits, signed = _shared([maps], scale, normalize)
     panels = len(maps) + 1
-    columns = min(columns, panels)
+    columns = min(columns or min((5, 6, 7), key=lambda width: -panels % width), panels)
     rows = math.ceil(panels / columns)
     figure, axes = _canvas(rows, columns, title, scale)
     _show_picture(axes[0], image, "image")
