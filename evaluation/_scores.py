@@ -1,0 +1,87 @@
+"""From logits to one score per row, and from a forward function to logits in bounded batches."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from xattn.attributions._targets import Target, logits_of, resolve_target
+from xattn.errors import ArgumentError, ArgumentTypeError
+
+Score: TypeAlias = Literal["probability", "accuracy", "logit", "log_odds"]
+SCORES: tuple[str, ...] = get_args(Score)
+
+# Quantities that the 2021 scripts record; differences are of the maximum over classes, after minus before.
+PUBLISHED_SCORES = ("hit", "dissimilarity", "logit_difference", "probability_difference")
+
+
+def score_of(name: str, logits: Tensor, target: Tensor, clean: Tensor) -> Tensor:
+    """One score per sample and step.
+
+    Args:
+        name: "probability": softmax of the target, 0..1. "accuracy" or "hit": 1 where the target is the arg-max.
+            "logit": the target's logit. "log_odds": log p / (1 - p). "dissimilarity": log of p(target) over the
+            second largest probability. "logit_difference", "probability_difference": change of the maximum over
+            classes, whichever class that is.
+        logits: (B, S, C).
+        target: (B,) class indices.
+        clean: (B, C) logits of the clean inputs.
+
+    Returns:
+        (B, S) scores.
+    """
+    index = target.view(-1, 1, 1).expand(-1, logits.shape[1], 1)
+    own = logits.gather(2, index).squeeze(2)
+    if name == "logit":
+        return own
+    if name == "probability":
+        return logits.softmax(2).gather(2, index).squeeze(2)
+    if name in ("accuracy", "hit"):
+        return (logits.argmax(2) == target.unsqueeze(1)).to(logits.dtype)
+    if name == "log_odds":
+        return own - logits.scatter(2, index, -torch.inf).logsumexp(2)
+    if name == "dissimilarity":
+        return own - logits.topk(2, dim=2).values[..., 1]
+    if name == "logit_difference":
+        return logits.amax(2) - clean.amax(1, keepdim=True)
+    return logits.softmax(2).amax(2) - clean.softmax(1).amax(1, keepdim=True)
+
+
+def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
+    """Logits (rows, classes) of one forward call, float32 at least.
+
+    Raises:
+        ArgumentTypeError: If the output holds no logits.
+        ArgumentError: If they do not have one row per input.
+    """
+    logits = logits_of(forward(inputs))
+    if logits is None:
+        raise ArgumentTypeError("forward: expected logits or an output with .logits; wrap the model accordingly")
+    logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
+    if logits.ndim != 2 or logits.shape[0] != inputs.shape[0]:
+        raise ArgumentError(
+            f"forward: expected logits ({inputs.shape[0]}, classes), got shape {tuple(logits.shape)}; "
+            "wrap the model so that it returns one row per sample"
+        )
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def clean_logits(forward: Callable[..., Any], inputs: Tensor, batch_size: int) -> Tensor:
+    """Logits (B, C) of the inputs as they are, at most `batch_size` rows at a time.
+
+    Raises:
+        ArgumentError: If `batch_size` is not positive.
+    """
+    if batch_size < 1:
+        raise ArgumentError(f"batch_size: expected a positive number of rows, got {batch_size}")
+    return torch.cat([call_logits(forward, part) for part in inputs.split(batch_size)])
+
+
+def resolve_class(logits: Tensor, target: Target) -> Tensor:
+    """(B,) class indices; None means the predicted class.
+
+    Raises:
+        ArgumentError: If a target is out of range or not one per sample.
+    """
+    return resolve_target(logits, target).squeeze(1)

@@ -1,0 +1,203 @@
+"""Perturbation curves: how a score falls as pixels or patches are removed in the order of their relevance."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from xattn._state import undisturbed
+from xattn.attributions._targets import Target
+from xattn.evaluation._curve import Curve
+from xattn.evaluation._ranking import (
+    ALL_FRACTIONS,
+    Nan,
+    Order,
+    Rounding,
+    cells_removed,
+    check_fractions,
+    removal_rank,
+)
+from xattn.evaluation._scores import PUBLISHED_SCORES, SCORES, Score, call_logits, clean_logits, resolve_class, score_of
+from xattn.evaluation._shapes import (
+    Interpolation,
+    Statistics,
+    check_choice,
+    check_images,
+    constant_maps,
+    normalisation,
+    patch_map,
+    pixel_map,
+)
+from xattn.evaluation.fill import Fill, make_fill
+
+Unit: TypeAlias = Literal["pixel", "patch"]
+Forward: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """How pixels are removed: everything of `perturbation` that does not depend on data or score.
+
+    Attributes:
+        order: "positive" removes the most relevant first, "negative" the least relevant.
+        fractions: Increasing fractions in 0..1.
+        fill: What stands in for removed pixels, see `xattn.evaluation.fill`.
+        unit: Whether whole pixels (all channels) or whole patches go.
+        grid: (h, w) of the patches, needed only where relevance is given per pixel.
+        interpolation: How a patch map is spread over pixels before these are ranked.
+        rounding: "nearest" removes round(p * n) cells, "down" int(p * n).
+        nan: "undefined" gives NaN curves for samples with NaN relevance; "first" removes these cells first.
+        insert: Reveal instead: at fraction p only the p * n first cells are shown.
+        seed: Of the fill.
+    """
+
+    order: Order = "positive"
+    fractions: Sequence[float] | Tensor = ALL_FRACTIONS
+    fill: Fill = "black"
+    unit: Unit = "pixel"
+    grid: tuple[int, int] | None = None
+    interpolation: Interpolation = "nearest"
+    rounding: Rounding = "nearest"
+    nan: Nan = "undefined"
+    insert: bool = False
+    seed: int = 0
+
+
+def perturbation(
+    forward: Forward,
+    inputs: Tensor,
+    relevance: Tensor,
+    target: Target = None,
+    *,
+    order: Order = "positive",
+    fractions: Sequence[float] | Tensor = ALL_FRACTIONS,
+    fill: Fill = "black",
+    score: Score = "probability",
+    unit: Unit = "pixel",
+    mean: Statistics = None,
+    std: Statistics = None,
+    grid: tuple[int, int] | None = None,
+    interpolation: Interpolation = "nearest",
+    nan: Nan = "undefined",
+    seed: int = 0,
+    batch_size: int = 32,
+) -> Curve:
+    """Remove pixels or patches by relevance and follow the score of the target.
+
+    Exactly round(p * H * W) pixels (or round(p * h * w) patches) are replaced at fraction p, all channels at once,
+    each time starting from the clean image. Equal relevance goes row by row from the top left.
+
+    Args:
+        forward: Module or callable from images to logits; its state is as before afterwards.
+        inputs: (B, C, H, W) images as the model gets them.
+        relevance: (B, h, w), (B, H, W), (B, 1, H, W) or (B, C, H, W); channels are summed, signs kept.
+        target: int, list or tensor (B,); None is the predicted class of the clean image, resolved once.
+        order: "positive": most relevant first, a steep fall (small area) is good. "negative": least relevant first,
+            a large area is good.
+        fractions: Increasing fractions in 0..1.
+        fill: "black" (zero before normalisation), "mean", "blur", "noise" or "linear".
+        score: "probability", "accuracy", "logit" or "log_odds" of the target.
+        unit: "pixel" or "patch".
+        mean: Of the normalisation, per channel. With None for both, an xattn model's own are taken; any other function
+            is taken to receive values in [0, 1].
+        std: Of the normalisation, per channel.
+        grid: (h, w) of the patches where relevance is given per pixel and `unit="patch"`.
+        interpolation: "nearest" or "bilinear", from a patch map to pixels.
+        nan: "undefined" or "first", see `Removal`.
+        seed: Of the fill's noise.
+        batch_size: Largest number of rows of one forward call; no influence on the result.
+
+    Returns:
+        A `Curve` with values (B, S).
+
+    Raises:
+        ArgumentError: If an argument is out of range or shapes do not fit.
+    """
+    removal = Removal(order, fractions, fill, unit, grid, interpolation, nan=nan, seed=seed)
+    check_choice("score", score, SCORES)
+    return perturbation_curves(
+        forward, inputs, relevance, target, removal, (score,), mean=mean, std=std, batch_size=batch_size
+    )[score]
+
+
+@torch.no_grad()
+def perturbation_curves(
+    forward: Forward,
+    inputs: Tensor,
+    relevance: Tensor,
+    target: Target,
+    removal: Removal,
+    scores: Sequence[str] = ("probability",),
+    *,
+    mean: Statistics = None,
+    std: Statistics = None,
+    batch_size: int = 32,
+) -> dict[str, Curve]:
+    """Several scores from the same forward passes, see `perturbation`.
+
+    Raises:
+        ArgumentError: If an argument is out of range or shapes do not fit.
+    """
+    check_images(inputs)
+    check_choice("unit", removal.unit, get_args(Unit))
+    check_choice("nan", removal.nan, get_args(Nan))
+    for score in scores:
+        check_choice("score", score, SCORES + PUBLISHED_SCORES)
+    nominal = check_fractions(removal.fractions)
+    maps = (
+        patch_map(relevance, inputs, removal.grid)
+        if removal.unit == "patch"
+        else pixel_map(relevance, inputs, removal.interpolation)
+    )
+    cells = maps[0].numel()
+    counts = cells_removed(nominal, cells, removal.rounding)
+    replace = make_fill(removal.fill, inputs, *normalisation(forward, inputs, mean, std), removal.seed)
+    rank = pixel_map(removal_rank(maps, removal.order).view_as(maps).float(), inputs)
+
+    with undisturbed(forward):
+        clean = clean_logits(forward, inputs, batch_size)
+        index = resolve_class(clean, target)
+        logits = _logits(forward, inputs, rank, counts, removal.insert, replace, clean, batch_size)
+
+    undefined = maps.flatten(1).isnan().any(1) & (removal.nan == "undefined")
+    settings = {name: getattr(removal, name) for name in ("order", "fill", "unit", "rounding", "nan", "insert", "seed")}
+    fractions = torch.tensor([count / cells for count in counts], dtype=logits.dtype, device=logits.device)
+    curves = {}
+    for score in scores:
+        values = score_of(score, logits, index, clean).masked_fill(undefined.unsqueeze(1), torch.nan)
+        curves[score] = Curve(
+            fractions,
+            values,
+            nominal=torch.tensor(nominal, dtype=logits.dtype, device=logits.device),
+            undefined=undefined,
+            constant=constant_maps(maps),
+            target=index,
+            settings={**settings, "score": score},
+            higher_is_better=removal.insert != (removal.order == "negative"),
+        )
+    return curves
+
+
+def _logits(
+    forward: Forward,
+    inputs: Tensor,
+    rank: Tensor,
+    counts: Sequence[int],
+    insert: bool,
+    replace: Callable[[Tensor, Tensor], Tensor],
+    clean: Tensor,
+    batch_size: int,
+) -> Tensor:
+    """Logits (B, S, C): every sample at every step, in rows of at most `batch_size`."""
+    limits = torch.tensor(counts, device=rank.device)
+    untouched = limits > rank.amax() if insert else limits == 0
+    logits = clean.unsqueeze(1).repeat(1, len(counts), 1)
+    steps = (~untouched).nonzero().flatten()
+    samples = torch.arange(len(inputs), device=rank.device)
+    for pairs in torch.cartesian_prod(samples, steps).split(batch_size) if len(steps) else ():
+        rows, step = pairs.unbind(1)
+        removed = rank[rows] < limits[step].view(-1, 1, 1)
+        logits[rows, step] = call_logits(forward, replace(rows, ~removed if insert else removed))
+    return logits
