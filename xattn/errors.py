@@ -29,6 +29,14 @@ class UnsupportedModelError(XattnError, ValueError):
     """The method does not apply to this kind of model."""
 
 
+class MissingRuleError(XattnError, NotImplementedError):
+    """Relevance reached an operation for which the rule set has no rule."""
+
+
+class PrecisionWarning(UserWarning):
+    """A number is finite and not to be trusted at the precision in which it was computed."""
+
+
 class WeightsError(XattnError, ValueError):
     """Weights are missing, unreachable, or not the expected file."""
 

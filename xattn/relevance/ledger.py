@@ -1,0 +1,72 @@
+"""What is noted while relevance propagates: where it was lost, and how far rounding may have decided its way."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from xattn.relevance.call import Call
+
+
+class Ledger:
+    """Notes of one relevance pass.
+
+    Args:
+        sum_per_sample: Sums over all but the batch dimension.
+
+    Attributes:
+        absorbed: For each kind of operation (B,) relevance that arrived and was not handed on; negative where more
+            left than came. Kept while `accounting`.
+        accounting: Whether to keep `absorbed`.
+        sums: Per sample, how much rounding entered where terms cancel, relative to the relevance there; zero before
+            any pass and in float64. A division of R by a sum z of terms of size t adds the mean of eps t / |z|,
+            weighted by the shares |R| t / |z|.
+        flips: Per sample, the largest risk that a rescaled branch has the wrong sign: `sums` so far times
+            sum|a| / |sum a|.
+    """
+
+    def __init__(self, sum_per_sample: Callable[[Tensor], Tensor]) -> None:
+        self._sum = sum_per_sample
+        self.accounting = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Start a new pass."""
+        self.absorbed: dict[str, Tensor] = {}
+        self.sums = torch.zeros(1)
+        self.flips = torch.zeros(1)
+
+    def enter(self, call: "Call", arriving: Tensor, shares: Sequence[Tensor | None]) -> None:
+        """Note what a rule did with the relevance that arrived."""
+        if not self.accounting:
+            return
+        left = sum((self._sum(share).flatten() for share in shares if share is not None), torch.zeros(()))
+        lost = self._sum(arriving).flatten() - left
+        self.absorbed[call.kind] = self.absorbed.get(call.kind, 0.0) + lost
+
+    def divided(self, relevance: Tensor, by: Tensor, size: Tensor | None = None) -> None:
+        """Note a division of relevance by a signed sum.
+
+        Args:
+            relevance: What is divided.
+            by: The sum.
+            size: Sum of the terms' sizes; None takes the mean size of `by`.
+        """
+        if by.dtype == torch.float64:
+            return
+        magnitude = by.abs()
+        if size is None:
+            size = self._sum(magnitude) / (magnitude.numel() / self._sum(magnitude).numel())
+        cancelled = (size / magnitude).masked_fill_(magnitude == 0, 0.0)
+        shares = relevance.abs().mul_(cancelled)
+        weighted = self._sum(cancelled.mul_(shares)) / self._sum(shares).clamp(min=1e-30)
+        self.sums = self.sums.to(by.device) + torch.finfo(by.dtype).eps * weighted.flatten()
+
+    def totalled(self, shares: Tensor, total: Tensor) -> None:
+        """Note that shares were rescaled by the sign of their total."""
+        if total.dtype == torch.float64:
+            return
+        cancelled = self._sum(shares.abs()) / total.abs().clamp(min=1e-30)
+        self.flips = torch.maximum(self.flips.to(total.device), self.sums * cancelled.flatten())
