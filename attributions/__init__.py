@@ -18,3 +18,8 @@ from xattn.attributions.prediction import PredictionAttention as PredictionAtten
 from xattn.attributions.prediction import PredictionMap as PredictionMap
 from xattn.attributions.registry import find_method as find_method
 from xattn.attributions.registry import methods as methods
+from xattn.attributions.relevance import LRP as LRP
+from xattn.attributions.relevance import AttnLRP as AttnLRP
+from xattn.attributions.relevance import PartialLRP as PartialLRP
+from xattn.attributions.relevance import RelevanceRollout as RelevanceRollout
+from xattn.attributions.relevance import TransInterp as TransInterp

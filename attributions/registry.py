@@ -10,6 +10,7 @@ from xattn.attributions.controls import CenterPrior, RandomAttribution
 from xattn.attributions.gradient import AttentionGradCAM, GenericAttention, GradientRollout
 from xattn.attributions.markov import ColumnSum, Lambda2Rollout, NBounceAttention, TokenRank
 from xattn.attributions.prediction import PredictionAttention, PredictionMap
+from xattn.attributions.relevance import LRP, AttnLRP, PartialLRP, RelevanceRollout, TransInterp
 from xattn.errors import ArgumentError
 
 _METHODS: tuple[type[TransformerAttribution], ...] = (
@@ -26,6 +27,11 @@ _METHODS: tuple[type[TransformerAttribution], ...] = (
     PredictionMap,
     PredictionAttention,
     ClassTokenRank,
+    TransInterp,
+    RelevanceRollout,
+    PartialLRP,
+    LRP,
+    AttnLRP,
     RandomAttribution,
     CenterPrior,
 )
