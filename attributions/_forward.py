@@ -248,8 +248,8 @@ class _Gathering:
             return
         if owner.stream in self._decoders:
             raise UnsupportedModelError(
-                f"forward_func: some layers of {owner.stream!r} attend to other tokens than their own (reduced keys as in "
-                f"PVT, or another sequence), so they cannot be read as one chain; {_WORKS_EVERYWHERE}"
+                f"forward_func: some layers of {owner.stream!r} attend to other tokens than their own (reduced keys, "
+                f"another sequence), so they cannot be read as one chain; {_WORKS_EVERYWHERE}"
             )
         tower = set() if owner.tower is None else set(owner.tower.modules())
         for stream, record in self._others.items():
