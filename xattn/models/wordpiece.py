@@ -95,7 +95,7 @@ class WordPieces:
         from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
         try:
-            pieces = vocabulary.read_text(encoding="utf-8").splitlines()
+            pieces = vocabulary.read_text(encoding="utf-8").rstrip("\n").split("\n")
         except OSError as error:
             raise WeightsError(f"{vocabulary} is not a readable vocabulary ({error}).") from None
         self.pieces = tuple(pieces)
