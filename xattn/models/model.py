@@ -1,0 +1,127 @@
+"""A loaded model: the network with what is needed to feed it and to read its answer."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from xattn.errors import ArgumentError, UnsupportedModelError
+from xattn.models.image import ImageLike, Preprocess
+
+if TYPE_CHECKING:
+    from xattn.layout import TokenLayout
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One class and its probability."""
+
+    name: str
+    index: int
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network ready to be explained; calling it returns logits, so it serves as captum's `forward_func`.
+
+    Attributes:
+        name: what `load` was called with.
+        module: the network, in evaluation mode.
+        transform: the preprocessing; `transform.mask` sends a mask through the same geometry.
+        classes: class names in the order of the logits.
+        layout: which token is what; None to find out when the model runs.
+        description: one sentence on what the model is.
+
+    Example:
+        >>> from xattn.models import load
+        >>> from xattn.models.scenes import Scenes
+        >>> model = load("demo")
+        >>> x = model.preprocess(Scenes("test", 1)[0].image)
+        >>> tuple(model(x[None]).shape)
+        (1, 10)
+    """
+
+    name: str
+    module: nn.Module
+    transform: Preprocess
+    classes: tuple[str, ...] = ()
+    layout: "TokenLayout | None" = None
+    description: str = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        """Runs the module and returns its logits (B, classes)."""
+        output = self.module(*args, **kwargs)
+        output = getattr(output, "logits", output)
+        if not isinstance(output, Tensor):
+            raise UnsupportedModelError(
+                f"model {self.name!r}: the output must be logits, or have a field `logits`; "
+                f"got {type(output).__name__}. Wrap the module in a function that returns logits."
+            )
+        return output
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of the normalisation, per channel."""
+        return self.transform.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of the normalisation, per channel."""
+        return self.transform.std
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the parameters."""
+        return next(self.module.parameters()).dtype
+
+    def preprocess(self, image: ImageLike) -> Tensor:
+        """A file name, PIL image, (H, W, C) array or (C, H, W) tensor to the (C, h, w) tensor the module wants."""
+        return self.transform(image).to(self.device, self.dtype)
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """What the model was given (..., C, h, w) as RGB in [0, 1], for display."""
+        return self.transform.denormalize(x)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, k: int = 3) -> list[list[Prediction]]:
+        """The k most probable classes of each sample, best first.
+
+        Args:
+            x: a preprocessed sample (C, h, w) or batch (B, C, h, w).
+            k: how many; more than there are classes means all.
+        """
+        if k < 1:
+            raise ArgumentError(f"k must be at least 1; got {k}.")
+        probabilities = self(x[None] if x.ndim == 3 else x).float().softmax(-1)
+        top = probabilities.topk(min(k, probabilities.shape[-1]))
+        return [
+            [Prediction(self.class_name(i), i, p) for i, p in zip(indices, values, strict=True)]
+            for indices, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
+
+    def class_name(self, index: int) -> str:
+        """Name of a class, or its number where names are not known."""
+        return self.classes[index] if index < len(self.classes) else f"class {index}"
+
+    def class_index(self, target: str | int) -> int:
+        """Number of a class given by its name or number; an unknown one raises and lists the choices."""
+        if isinstance(target, int) or target.strip().lstrip("-").isdigit():
+            index = int(target)
+            if index < 0 or (self.classes and index >= len(self.classes)):
+                raise ArgumentError(
+                    f"target: model {self.name!r} has classes 0 to {len(self.classes) - 1}; got {index}."
+                )
+            return index
+        names = [name.lower() for name in self.classes]
+        if target.lower() in names:
+            return names.index(target.lower())
+        near = get_close_matches(target.lower(), names, 5) or names[:12]
+        raise ArgumentError(f"target: model {self.name!r} has no class {target!r}; e.g. {', '.join(near)}.")
