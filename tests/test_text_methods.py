@@ -16,7 +16,7 @@ PAIR = [
 ]
 ATTENTION = ("tokenrank", "n_bounce", "lambda2_rollout", "column_sum", "raw_attention", "attention_rollout")
 MUST_APPLY = (*ATTENTION, "dino_attention", "attention_gradcam", "gradient_rollout", "generic_attention", "random")
-# Mean over test sentences of the share of other words below the deciding one; 0.5 by chance, measured on 120: 0.94 to 0.99.
+# Mean share of the other words that lie below the deciding one: 0.5 by chance, 0.94 to 0.99 on 120 test sentences.
 FINDS_THE_WORD = {"tokenrank": 0.8, "n_bounce": 0.8, "raw_attention": 0.85, "generic_attention": 0.95}
 
 
