@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from method_cases import PlantedViT, case
+from timm.models.vision_transformer import VisionTransformer
 
 from xattn import AttentionTap
 from xattn.attributions import ColumnSum, Lambda2Rollout, NBounceAttention, RawAttention, TokenRank
@@ -187,6 +188,26 @@ def test_without_a_class_token_the_walk_starts_where_the_answer_is_read():
         NBounceAttention(this.model, n=1).attribute(this.inputs, resolution="token"),
         [w @ c for w, c in zip(weights, chains, strict=True)],
     )
+
+
+def test_a_class_token_that_the_model_does_not_read_is_no_start():
+    torch.manual_seed(0)
+    model = VisionTransformer(
+        img_size=16,
+        patch_size=4,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        num_classes=4,
+        class_token=True,
+        global_pool="avg",
+    ).eval()
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with AttentionTap(layers=-1) as tap, torch.no_grad():
+        model(images)
+    chains = rows_to_one(tap.maps[0].double().numpy().mean(1)[:, 1:, 1:])
+    actual = NBounceAttention(model, n=1).attribute(images, resolution="patch").flatten(1)
+    close(actual, chains.mean(1))
 
 
 def test_start_at_a_word():
