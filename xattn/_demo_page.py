@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; color: #1c1c22; background: #fafafa;
-       margin: 0 auto; max-width: 1080px; padding: 2rem 1.25rem 4rem; }
+       margin: 0 auto; max-width: 1280px; padding: 2rem 1.25rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; }
 h2 { font-size: 1.35rem; margin: 2.75rem 0 .5rem; border-bottom: 2px solid #3b0f70; padding-bottom: .25rem; }
 h3 { font-size: 1.1rem; margin: 0 0 .25rem; }
