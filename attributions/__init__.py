@@ -23,3 +23,4 @@ from xattn.attributions.relevance import AttnLRP as AttnLRP
 from xattn.attributions.relevance import PartialLRP as PartialLRP
 from xattn.attributions.relevance import RelevanceRollout as RelevanceRollout
 from xattn.attributions.relevance import TransInterp as TransInterp
+from xattn.attributions.token_gradcam import TokenGradCAM as TokenGradCAM

@@ -12,7 +12,9 @@ from xattn.errors import ArgumentError, UnsupportedModelError, XattnError
 from xattn.layout import TokenLayout, find_image_layout, find_text_layout
 
 ADD_BATCH = "expected a batch of images (B, C, H, W); add the batch dimension of a single image with x[None]"
-_WORKS_EVERYWHERE = "captum's Saliency, InputXGradient and IntegratedGradients work for any differentiable model"
+_WORKS_EVERYWHERE = (
+    "TokenGradCAM works where blocks have tokens on a grid, captum's Saliency and IntegratedGradients everywhere"
+)
 
 
 class Reducer(Protocol):

@@ -11,6 +11,7 @@ from xattn.attributions.gradient import AttentionGradCAM, GenericAttention, Grad
 from xattn.attributions.markov import ColumnSum, Lambda2Rollout, NBounceAttention, TokenRank
 from xattn.attributions.prediction import PredictionAttention, PredictionMap
 from xattn.attributions.relevance import LRP, AttnLRP, PartialLRP, RelevanceRollout, TransInterp
+from xattn.attributions.token_gradcam import TokenGradCAM
 from xattn.errors import ArgumentError
 
 _METHODS: tuple[type[TransformerAttribution], ...] = (
@@ -24,6 +25,7 @@ _METHODS: tuple[type[TransformerAttribution], ...] = (
     AttentionGradCAM,
     GradientRollout,
     GenericAttention,
+    TokenGradCAM,
     PredictionMap,
     PredictionAttention,
     ClassTokenRank,

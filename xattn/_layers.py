@@ -64,12 +64,12 @@ class LayerSelection:
         """All kept records in order of execution.
 
         Raises:
-            ArgumentError: If an index exists in no stream.
+            ArgumentError: If an index exists in no stream, although there are self-attentions.
         """
         for index in self._indices or ():
-            if not any(-depth <= index < depth for depth in self._depth.values()):
+            if self._depth and not any(-depth <= index < depth for depth in self._depth.values()):
                 found = ", ".join(f"{stream or 'the model'} has {depth}" for stream, depth in self._depth.items())
-                raise ArgumentError(f"layers: no self-attention layer {index}; {found or 'none was found'}")
+                raise ArgumentError(f"layers: no self-attention layer {index}; {found}")
         for stream, tail in self._tails.items():
             wanted = {index + self._depth[stream] for index in self._indices or () if index < 0}
             for order, record in tail:

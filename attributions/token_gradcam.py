@@ -1,0 +1,147 @@
+"""GradCAM on the tokens that enter a block: works for windowed and hierarchical models too."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xattn._state import find_modules, undisturbed
+from xattn._trace import ModuleTrace, is_attention_module
+from xattn.attention import AttentionRecord
+from xattn.attributions._forward import ForwardPass, run_forward
+from xattn.attributions._gathering import Reducer
+from xattn.attributions._targets import Target, logits_of
+from xattn.attributions.base import TransformerAttribution
+from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
+from xattn.layout import TokenLayout
+
+_NUMBERED = re.compile(r"(^|[._])\d+$")  # "blocks.3", "encoder_layer_3"
+
+
+class BlockInputs(ModuleTrace):
+    """Keeps the tokens that each block with attention was given, with its path, in order of execution."""
+
+    def __init__(self, forward_func: Callable[..., Any]) -> None:
+        super().__init__(find_modules(forward_func))
+        self.given: dict[str, Tensor] = {}
+        self.stream: str | None = None
+
+    def update(self, record: AttentionRecord, layout: TokenLayout) -> None:
+        """Note which stream of layers owns the input."""
+        self.stream = record.stream
+
+    def tokens(self, layer: int) -> tuple[str, Tensor]:
+        """Path and input of a block of the stream that owns the input (of any, for models without such a stream)."""
+        prefix = "" if not self.stream else f"{self.stream}."
+        own = [(path, tokens) for path, tokens in self.given.items() if path.startswith(prefix)]
+        if not own:
+            raise UnsupportedModelError(
+                "forward_func: no tokens (B, N, D) or (B, h, w, D) enter a numbered block with attention"
+            )
+        if not -len(own) <= layer < len(own):
+            raise ArgumentError(f"layer: expected a block in {-len(own)}..{len(own) - 1}, got {layer}")
+        return own[layer]
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        super()._enter(module, args)
+        if not (self.stack and self.stack[-1].module is module and is_attention_module(module)):
+            return
+        block = next((call for call in reversed(self.stack) if _NUMBERED.search(call.path)), None)
+        tokens = next((x for x in block.args if x.ndim in (3, 4) and x.is_floating_point()), None) if block else None
+        if block is None or tokens is None or block.path in self.given:
+            return
+        if torch.is_grad_enabled() and not any(tokens is x for x in self.stack[0].args):
+            tokens.requires_grad_()  # a frozen model computes them without a gradient
+        self.given[block.path] = tokens
+
+
+class TokenGradCAM(TransformerAttribution):
+    """GradCAM on tokens: channels weighted by the mean gradient of the score over patches.
+
+    w_d = mean_i dy/dX[i, d],  M[i] = max(0, sum_d w_d X[i, d]), X the tokens that enter block `layer`. With the last
+    block (the default) patches still have a gradient, which behind it only the token that is read would have.
+
+    Args:
+        forward_func: Module or callable.
+        layer: Which block with attention; negative counts from the end.
+        layout: Roles of the tokens.
+    """
+
+    name = "token_gradcam"
+    family = "gradient"
+    summary = "tokens of the last block, channels weighted by their mean gradient"
+    paper = "Selvaraju et al., ICCV 2017"
+    is_class_specific = True
+    needs_gradient = True
+
+    def __init__(self, forward_func: Callable[..., Any], *, layer: int = -1, layout: TokenLayout | None = None) -> None:
+        super().__init__(forward_func, layout=layout)
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise ArgumentTypeError(f"layer: expected an integer, got {type(layer).__name__}")
+        self.layer = layer
+
+    def _reducer(self) -> Reducer:
+        return BlockInputs(self.forward_func)
+
+    def _forward(
+        self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: Reducer | None
+    ) -> ForwardPass:
+        assert isinstance(reducer, BlockInputs)
+        try:
+            forward = run_forward(
+                self.forward_func,
+                inputs,
+                additional_args,
+                target=target,
+                layout=self.layout,
+                reducer=reducer,
+                needs_gradient=True,
+                around=reducer,
+            )
+        except UnsupportedModelError:  # windows or stages: no chain, but tokens on a grid all the same
+            forward = self._on_grid(inputs, target, additional_args, reducer)
+        _ = forward.target_index
+        return forward
+
+    def _on_grid(
+        self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: BlockInputs
+    ) -> ForwardPass:
+        """The forward call of a model whose blocks take (B, h, w, D)."""
+        reducer.given.clear()
+        with torch.enable_grad(), undisturbed(self.forward_func), reducer:
+            logits = logits_of(self.forward_func(inputs, *additional_args))
+        path, tokens = reducer.tokens(self.layer)
+        if tokens.ndim != 4:
+            raise UnsupportedModelError(
+                f"forward_func: block {path!r} was given {tuple(tokens.shape)}; expected tokens on a grid (B, h, w, D) "
+                "of a windowed or hierarchical model"
+            )
+        layout = TokenLayout(grid=(tokens.shape[1], tokens.shape[2]))
+        return ForwardPass(inputs, additional_args, target, layout, [], None, None, logits)
+
+    def _relevance(self, forward: ForwardPass, reducer: Any) -> Tensor:  # noqa: ANN401
+        path, tokens = reducer.tokens(self.layer)
+        score = forward.score()
+        (gradient,) = torch.autograd.grad(
+            score, tokens, torch.ones_like(score), allow_unused=True, materialize_grads=True
+        )
+        patches, slopes = (self._patches(x, forward) for x in (tokens.detach(), gradient))
+        if not bool(slopes.any()):
+            raise UnsupportedModelError(
+                f"layer: the score has no gradient by the patches that enter block {path!r}; choose an earlier block"
+            )
+        if forward.valid is None:
+            weights = slopes.mean(1)
+        else:
+            valid = forward.valid[:, forward.layout.num_prefix :].unsqueeze(-1)
+            weights = (slopes * valid).sum(1) / valid.sum(1)
+        return forward.layout.tokens(torch.einsum("bd,bnd->bn", weights, patches).clamp_min(0))
+
+    def _patches(self, tokens: Tensor, forward: ForwardPass) -> Tensor:
+        """(B, patches, D) of (B, N, D), (N, B, D) or (B, h, w, D)."""
+        tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        if tokens.shape[1] != forward.layout.num_tokens:
+            tokens = tokens.transpose(0, 1)
+        return tokens[:, forward.layout.num_prefix :]
