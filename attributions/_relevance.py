@@ -131,7 +131,8 @@ class RelevanceAttribution(TransformerAttribution):
                 "forward_func: the output was not computed from the inputs by operations that can be followed; token "
                 "ids must reach torch.nn.functional.embedding as they are, and gradients must not be cut"
             )
-        relevance = self._read(forward, recording, score)
+        with torch.autocast(forward.inputs.device.type, enabled=False):
+            relevance = self._read(forward, recording, score)
         if self._is_noisy(recording):
             warnings.warn(
                 f"{type(self).__name__}: relevance passed through sums that nearly cancel, so rounding in "

@@ -74,7 +74,9 @@ class RecordingMode(TorchFunctionMode):
                 self._note(made, operands)
                 return result
             if kind == "select" or not isinstance(result, Tensor):
-                return _rebuild(result, lambda x: self._apply(kind, torch.clone, name, (x,), {}, [x]))
+                return _rebuild(
+                    result, lambda x: self._apply(kind, torch.clone, name, (x,), {}, [x]) if x.requires_grad else x
+                )
         else:
             self._count(operands)
         return self._apply(kind, func, name, args, kwargs, operands)
@@ -105,6 +107,9 @@ class RecordingMode(TorchFunctionMode):
         target: Tensor = args[0]
         before = target.clone()
         self._note([before], [target])
+        made = self._made[id(target)][2] if id(target) in self._made else None
+        if made is not None:
+            made.keep(before.detach())
         args = (before, *args[1:])
         result = self._record(plain, aside, args, kwargs, _on_path((args, kwargs)))
         target.copy_(result)
@@ -157,9 +162,9 @@ def _rebuild(result: Any, change: Callable[[Tensor], Any]) -> Any:  # noqa: ANN4
 
 def _as_constant(tensor: Tensor) -> Tensor:
     """Parameters have no relevance, and tensors born in inference mode no gradient."""
-    if tensor.is_inference():
-        tensor = tensor.clone()
-    return tensor.detach() if isinstance(tensor, nn.Parameter) and tensor.requires_grad else tensor
+    if isinstance(tensor, nn.Parameter):
+        tensor = tensor.detach()
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _opened(func: Callable[..., Any]) -> Callable[..., Any]:

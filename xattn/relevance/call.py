@@ -31,13 +31,27 @@ class Call:
         kwargs: Keyword arguments, likewise.
         inputs: The operands that depend on the explained input, in the order of the arguments.
         origins: For each of them the kind of operation that made it, None for the explained input itself.
-        output: The result.
+        output: The result in the small graph.
+        value: The result as the model got it.
         uses: How many operations read the result.
     """
 
     __slots__ = (
-        *("recording", "kind", "func", "name", "path", "args", "kwargs", "origins", "inputs", "output", "uses"),
-        "_versions",
+        *(
+            "recording",
+            "kind",
+            "func",
+            "name",
+            "path",
+            "args",
+            "kwargs",
+            "origins",
+            "inputs",
+            "output",
+            "value",
+            "uses",
+        ),
+        *("_versions", "_value_version"),
     )
 
     def __init__(
@@ -70,9 +84,15 @@ class Call:
             self.args = replace_tensors(self.args, lambda x: inner.get(id(x), x))
             self.kwargs = replace_tensors(self.kwargs, lambda x: inner.get(id(x), x))
             self.output: Tensor = self.func(*self.args, **self.kwargs)
-        self._versions = [x._version for x in (*self.inputs, self.output)]
-        detached: Tensor = self.output.detach()
-        return detached
+        self.value: Tensor = self.output.detach()
+        self._versions = [x._version for x in self.inputs]
+        self._value_version = self.value._version
+        handed_out: Tensor = self.output.detach()
+        return handed_out
+
+    def keep(self, value: Tensor) -> None:
+        """Remember the result, which the model is about to overwrite."""
+        self.value, self._value_version = value, value._version
 
     def depends(self, operand: object) -> bool:
         """Whether an argument is one of `inputs`, not a constant."""
@@ -102,12 +122,12 @@ class Call:
         rule = rules.find(self)
         if rule is None:
             raise MissingRuleError(self._complaint(rules.name))
-        if self._versions != [x._version for x in (*self.inputs, self.output)]:
+        if self._versions != [x._version for x in self.inputs] or self._value_version != self.value._version:
             raise UnsupportedModelError(
                 f"forward_func: an operand of {self.name!r} in {self.path!r} was changed in place after its use"
             )
         if rules.split is not None and self.uses > 1:
-            arriving = rules.split.share(self.output.detach(), arriving)
+            arriving = rules.split.share(self.value, arriving)
         shares = [self._fit(share, x) for share, x in zip(rule(self, arriving), self.inputs, strict=True)]
         self.recording.ledger.enter(self, arriving, shares)
         return shares

@@ -18,7 +18,8 @@ class Ledger:
 
     Attributes:
         absorbed: For each kind of operation (B,) relevance that arrived and was not handed on; negative where more
-            left than came. Kept while `accounting`.
+            left than came. Kept while `accounting`. What started is what arrived at the input, plus these, plus what
+            constants joined to the sequence (class and register tokens) kept.
         accounting: Whether to keep `absorbed`.
         sums: Per sample, how much rounding entered where terms cancel, relative to the relevance there; zero before
             any pass and in float64. A division of R by a sum z of terms of size t adds the mean of eps t / |z|,

@@ -41,6 +41,9 @@ _KINDS: dict[str, frozenset[str]] = {
 }
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 
+KINDS = frozenset(_KINDS) | _words("input_conv matmul add mix normalize gate shift select")
+"""The words that rule sets are keyed by."""
+
 # Their derivative moves values without changing them, so relevance moves along with it.
 STRUCTURAL = (
     _words("view reshape view_as reshape_as transpose permute swapaxes swapdims movedim moveaxis t flatten unflatten")

@@ -71,7 +71,8 @@ class Recording:
         self.rules = ensure_rule_set(rules)
         self.ledger.clear()
         try:
-            yield
+            with torch.autocast(self._device, enabled=False):
+                yield
         finally:
             self.rules = None
 

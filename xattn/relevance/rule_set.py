@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.relevance.call import Call
+from xattn.relevance.operations import KINDS
 from xattn.relevance.rules import (
     Add,
     AlphaBeta,
@@ -33,7 +34,7 @@ from xattn.relevance.rules import (
 class RuleSet:
     """A mapping from operations to rules.
 
-    Keys are kinds of operation, or the name of one function, which goes before its kind. The kinds:
+    Keys are kinds of operation, or the name of one function ("erf", "gelu"), which goes before its kind. The kinds:
     "linear" (dense layers, products with a constant matrix), "conv", "input_conv" (the first one of the forward),
     "matmul" (both factors depend on the input), "add", "mix" (sum of two scaled terms: rotary embeddings),
     "sum" (sums and averages over a dimension), "softmax", "norm", "normalize" (division by a statistic),
@@ -57,7 +58,8 @@ class RuleSet:
 
     def find(self, call: Call) -> Rule | None:
         """The rule for a call, None without one."""
-        return self.rules.get(call.name, self.rules.get(call.kind))
+        by_name = None if call.name in KINDS else self.rules.get(call.name)
+        return by_name or self.rules.get(call.kind)
 
     def extended(self, rules: Mapping[str, Rule], name: str | None = None) -> "RuleSet":
         """A copy with more or other rules.

@@ -31,7 +31,7 @@ class Add:
 
     def __call__(self, call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
         """The shares of the terms that depend on the input."""
-        quotient = call.divide(self.stabilizer, relevance, call.output.detach(), [term for term, _ in terms(call)])
+        quotient = call.divide(self.stabilizer, relevance, call.value, [term for term, _ in terms(call)])
         parts = [(term, quotient * term.detach() * sign) for term, sign in terms(call)]
         if self.normalize:
             shares = self._normalized([share for _, share in parts], relevance, call)

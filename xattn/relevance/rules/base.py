@@ -16,5 +16,5 @@ class Rule(Protocol):
 
         Args:
             call: The operation with its operands and result.
-            relevance: What arrived, in the shape of `call.output`.
+            relevance: What arrived, in the shape of `call.value`.
         """

@@ -33,7 +33,7 @@ class Reweigh:
 
     def __call__(self, call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
         """The share of the operand, which is also the result."""
-        return (self.share(call.output.detach(), relevance),)
+        return (self.share(call.value, relevance),)
 
     def share(self, x: Tensor, relevance: Tensor) -> Tensor:
         """What is left of the relevance of x."""

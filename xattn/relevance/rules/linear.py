@@ -24,7 +24,7 @@ class Epsilon:
 
     def __call__(self, call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
         """Operand times the transpose applied to R / z."""
-        quotient = call.divide(self.stabilizer, relevance, call.output.detach())
+        quotient = call.divide(self.stabilizer, relevance, call.value)
         return [x.detach() * share for x, share in zip(call.inputs, call.vjp(quotient), strict=True)]
 
 

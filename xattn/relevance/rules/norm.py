@@ -32,7 +32,7 @@ class FixedNorm:
         given |= call.kwargs
         dims = tuple(range(-len(tuple(given["normalized_shape"])), 0))
         centred = x - x.mean(dims, keepdim=True) if call.name == "layer_norm" else x
-        scaled = call.divide(self.stabilizer, relevance, call.output.detach())
+        scaled = call.divide(self.stabilizer, relevance, call.value)
         weight = given.get("weight")
         scaled = scaled / _deviation(call, centred, given.get("eps"), dims)
         if weight is not None:

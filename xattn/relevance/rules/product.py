@@ -26,7 +26,7 @@ class Bilinear:
 
     def __call__(self, call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
         """Each operand times the transpose applied to R / o, in their shares."""
-        pulled = call.vjp(call.divide(self.stabilizer, relevance, call.output.detach()))
+        pulled = call.vjp(call.divide(self.stabilizer, relevance, call.value))
         if len(pulled) == 1:  # x @ x
             return (pulled[0].mul(call.inputs[0].detach()).mul_(0.5),)
         shares = (self.first, 1 - self.first)

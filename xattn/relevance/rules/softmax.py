@@ -19,6 +19,6 @@ class SoftmaxTaylor:
     def __call__(self, call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
         """The share of the scores."""
         dim = call.args[1] if len(call.args) > 1 else call.kwargs["dim"]
-        scores, weights = call.inputs[0].detach(), call.output.detach()
+        scores, weights = call.inputs[0].detach(), call.value
         share = scores * (relevance - weights * relevance.sum(dim, keepdim=True))
         return (share.masked_fill_(weights == 0, 0.0),)
