@@ -35,9 +35,13 @@ NOTE = (
 )
 
 
+def read_csv(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text().splitlines()))
+
+
 def read_split(folder: Path, split: str) -> tuple[list[Path], list[str]]:
-    groups = {row["wnid"]: row["group8"] for row in csv.DictReader((folder / "coarse_map.csv").open())}
-    rows = [row for row in csv.DictReader((folder / "classes.csv").open()) if row["split"] == split]
+    groups = {row["wnid"]: row["group8"] for row in read_csv(folder / "coarse_map.csv")}
+    rows = [row for row in read_csv(folder / "classes.csv") if row["split"] == split]
     rows = [row for row in rows if groups[row["wnid"]] != "none"]
     return [folder / "images" / row["file"] for row in rows], [groups[row["wnid"]] for row in rows]
 
