@@ -102,15 +102,17 @@ class HiddenKeys(TorchFunctionMode):
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:  # noqa: ANN401
         if query.ndim != 4 or not self._concerns(key.shape[0], key.shape[2]):
             return F.scaled_dot_product_attention(query, key, value, **kwargs)
-        shown = torch.zeros(self._hidden.shape, dtype=torch.float32, device=query.device)
-        bias = shown.masked_fill(self._hidden, -torch.inf)[:, None, None]
-        mask = kwargs.pop("attn_mask", None)
-        if mask is not None and mask.dtype == torch.bool:
-            bias = bias.expand(-1, -1, query.shape[2], -1).masked_fill(~mask, -torch.inf)
-        elif mask is not None:
-            bias = bias + mask
         self.used += 1
-        return explicit_attention(query, key, value, bias, **kwargs, see=lambda matrix, _: matrix)
+        shown = ~self._hidden[:, None, None]
+        mask = kwargs.pop("attn_mask", None)
+        if mask is None and not kwargs.get("is_causal"):
+            return F.scaled_dot_product_attention(query, key, value, shown, **kwargs)
+        if mask is None or mask.dtype == torch.bool:
+            mask = shown if mask is None else shown & mask
+        else:
+            mask = torch.where(shown, mask, -torch.inf)
+        # A row may now see no key at all, which torch's kernels do not agree about.
+        return explicit_attention(query, key, value, mask, **kwargs, see=lambda matrix, _: matrix)
 
     def _softmax(
         self,

@@ -41,9 +41,9 @@ def make_fill(fill: Fill, inputs: Tensor, mean: Tensor, std: Tensor, seed: int) 
     """
     check_choice("fill", fill, FILLS)
     if fill == "black":
-        stand_in = (-mean / std).expand_as(inputs)
+        stand_in = (-mean / std).expand(len(inputs), -1, -1, -1)
     elif fill == "mean":
-        stand_in = inputs.mean((2, 3), keepdim=True).expand_as(inputs)
+        stand_in = inputs.mean((2, 3), keepdim=True)
     elif fill == "blur":
         stand_in = _blurred(inputs)
     else:

@@ -1,17 +1,14 @@
 """Token masking: how a score falls as whole tokens are taken away in the order of their relevance."""
 
-import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from xattn._state import find_modules, undisturbed
-from xattn.attention import AttentionRecord
-from xattn.attributions._forward import run_forward
+from xattn._state import undisturbed
 from xattn.attributions._targets import Target
 from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.evaluation._curve import Curve
@@ -19,13 +16,12 @@ from xattn.evaluation._ranking import ALL_FRACTIONS, Order, cells_removed, check
 from xattn.evaluation._scores import SCORES, Score, call_logits, clean_logits, resolve_class, score_of
 from xattn.evaluation._shapes import Statistics, check_choice, check_images, constant_maps, patch_map, sum_channels
 from xattn.evaluation._token_ops import hidden_keys, only_tokens
+from xattn.evaluation._tokens import Tokens, find_tokens
 from xattn.evaluation.fill import Fill
 from xattn.evaluation.perturbation import Forward, Removal, perturbation_curves
 from xattn.layout import TokenLayout
 
 How: TypeAlias = Literal["fill", "drop", "attention"]
-
-_NUMBERED = re.compile(r"(^|_)\d+$")  # blocks are numbered: "blocks.0", "encoder_layer_0"
 
 
 def token_masking(
@@ -62,7 +58,7 @@ def token_masking(
         fractions: Increasing fractions in 0..1; None is 0, 0.1 ... 1, without 1 where nothing would be left: for
             "drop" and "attention" in models without prefix tokens.
         score: "probability", "accuracy", "logit" or "log_odds" of the target.
-        grid: (h, w) of the tokens; needed for "fill" where relevance is given per pixel, found by looking otherwise.
+        grid: (h, w) of the tokens; None reads it off the model where that is needed.
         fill: For "fill", see `perturbation`.
         mean: For "fill", see `perturbation`.
         std: For "fill", see `perturbation`.
@@ -89,7 +85,7 @@ def token_masking(
         )[score]
         return replace(curve, settings={**curve.settings, "how": how, "unit": "token"})
 
-    found = _find_tokens(forward, inputs, layout)
+    found = find_tokens(forward, inputs, layout)
     layout = found.layout
     if grid is not None and grid != layout.grid:
         raise ArgumentError(f"grid: the model's tokens lie on {layout.grid}, got {grid}")
@@ -137,31 +133,6 @@ def control_maps(relevance: Tensor, seed: int = 0) -> dict[str, Tensor]:
     return {"random": noise.expand_as(maps), "centre": centre.expand_as(maps), "inverse": -maps}
 
 
-class _Tokens:
-    """What a look at one image tells: the layout, where the first block may be, how many layers attend."""
-
-    layout: TokenLayout
-    blocks: list[str]
-    roots: list[nn.Module]
-
-    def __init__(self) -> None:
-        self.layers = 0
-
-    def update(self, record: AttentionRecord, layout: TokenLayout) -> None:
-        if not self.layers:
-            parts = record.path.split(".")
-            numbered = [i for i, part in enumerate(parts) if _NUMBERED.search(part)]
-            self.blocks = [".".join(parts[: i + 1]) for i in numbered]
-        self.layers += 1
-
-
-def _find_tokens(forward: Forward, inputs: Tensor, layout: TokenLayout | None) -> _Tokens:
-    found = _Tokens()
-    found.roots = find_modules(forward)
-    found.layout = run_forward(forward, inputs[:1], layout=layout, reducer=found).layout
-    return found
-
-
 def _fractions(fractions: Sequence[float] | Tensor | None, layout: TokenLayout) -> list[float]:
     if fractions is None:
         fractions = ALL_FRACTIONS if layout.num_prefix else ALL_FRACTIONS[:-1]
@@ -173,7 +144,7 @@ def _step(
     inputs: Tensor,
     rank: Tensor,
     count: int,
-    tokens: _Tokens,
+    tokens: Tokens,
     how: How,
     batch_size: int,
 ) -> Tensor:
@@ -185,7 +156,7 @@ def _step(
     return torch.cat(parts)
 
 
-def _without(removed: Tensor, tokens: _Tokens, how: How) -> AbstractContextManager[None]:
+def _without(removed: Tensor, tokens: Tokens, how: How) -> AbstractContextManager[None]:
     hidden = torch.nn.functional.pad(removed, (tokens.layout.num_prefix, 0))
     if how == "attention":
         return hidden_keys(hidden, tokens.layers)

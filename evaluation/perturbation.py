@@ -30,6 +30,7 @@ from xattn.evaluation._shapes import (
     patch_map,
     pixel_map,
 )
+from xattn.evaluation._tokens import find_grid
 from xattn.evaluation.fill import Fill, make_fill
 
 Unit: TypeAlias = Literal["pixel", "patch"]
@@ -45,7 +46,7 @@ class Removal:
         fractions: Increasing fractions in 0..1.
         fill: What stands in for removed pixels, see `xattn.evaluation.fill`.
         unit: Whether whole pixels (all channels) or whole patches go.
-        grid: (h, w) of the patches, needed only where relevance is given per pixel.
+        grid: (h, w) of the patches; None takes the map's own, or reads it off the model.
         interpolation: How a patch map is spread over pixels before these are ranked.
         rounding: "nearest" removes round(p * n) cells, "down" int(p * n).
         nan: "undefined" gives NaN curves for samples with NaN relevance; "first" removes these cells first.
@@ -103,7 +104,8 @@ def perturbation(
         mean: Of the normalisation, per channel. With None for both, an xattn model's own are taken; any other function
             is taken to receive values in [0, 1].
         std: Of the normalisation, per channel.
-        grid: (h, w) of the patches where relevance is given per pixel and `unit="patch"`.
+        grid: (h, w) of the patches for `unit="patch"`; None takes the map's own grid, or reads it off the model where
+            relevance is given per pixel.
         interpolation: "nearest" or "bilinear", from a patch map to pixels.
         nan: "undefined" or "first", see `Removal`.
         seed: Of the fill's noise.
@@ -147,7 +149,7 @@ def perturbation_curves(
         check_choice("score", score, SCORES + PUBLISHED_SCORES)
     nominal = check_fractions(removal.fractions)
     maps = (
-        patch_map(relevance, inputs, removal.grid)
+        patch_map(relevance, inputs, removal.grid or find_grid(forward, inputs, relevance))
         if removal.unit == "patch"
         else pixel_map(relevance, inputs, removal.interpolation)
     )

@@ -4,9 +4,11 @@ import pytest
 import tiny_models
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.evaluation import control_maps, perturbation, token_masking
+from xattn.evaluation._token_ops import hidden_keys
 
 GRID = (4, 4)
 FRACTIONS = [0.0, 0.25, 0.5, 0.75]
@@ -56,6 +58,8 @@ def test_fill_is_patch_perturbation(vit):
     x = tiny_models.images()
     ours = token_masking(vit, x, relevance(), fill="mean")
     assert torch.equal(ours.values, perturbation(vit, x, relevance(), unit="patch", fill="mean").values)
+    spread = relevance().repeat_interleave(8, 1).repeat_interleave(8, 2)
+    assert torch.equal(ours.values, perturbation(vit, x, spread, unit="patch", fill="mean").values)
     assert ours.settings["how"] == "fill"
     assert ours.settings["unit"] == "token"
 
@@ -66,7 +70,8 @@ def test_pixel_maps_are_summed_over_tokens(vit, how):
     spread = maps.repeat_interleave(8, 1).repeat_interleave(8, 2)[:, None].expand(-1, 3, -1, -1)
     options = {"how": how, "fractions": FRACTIONS, "score": "logit"}
     expected = token_masking(vit, x, maps, **options)
-    assert torch.allclose(token_masking(vit, x, spread, grid=GRID, **options).values, expected.values, atol=1e-5)
+    for grid in (GRID, None):  # None reads it off the model
+        assert torch.allclose(token_masking(vit, x, spread, grid=grid, **options).values, expected.values, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["fill", "drop", "attention"])
@@ -165,6 +170,32 @@ def test_wrong_arguments_are_named(vit):
     ):
         with pytest.raises(ArgumentError, match=names):
             token_masking(**{"forward": vit, "inputs": x, "relevance": relevance(), **change})
+
+
+@pytest.mark.parametrize("kind", ["none", "float", "float of one", "bool", "causal"])
+def test_hidden_keys_add_to_the_model_s_own_mask(kind):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 3, 5, 4, generator=generator)
+    hidden = torch.tensor([[False, True, False, False, True], [True, False, False, True, False]])
+    masks = {
+        "float": torch.randn(2, 1, 5, 5, generator=generator),
+        "float of one": torch.randn(5, 5, generator=generator),
+        "bool": torch.rand(5, 5, generator=generator) > 0.3,
+    }
+    mask = masks.get(kind)
+    scores = query @ key.transpose(2, 3) / 2
+    if kind == "bool":
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif kind == "causal":
+        scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    dead = (scores == -torch.inf).all(-1, keepdim=True)  # sees nothing: zero
+    expected = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0) @ value
+    with hidden_keys(hidden, layers=1):
+        found = F.scaled_dot_product_attention(query, key, value, mask, is_causal=kind == "causal")
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_nan_maps_are_undefined(vit):
