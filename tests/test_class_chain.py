@@ -38,7 +38,8 @@ def ranked(matrix, alpha, p):
 
 
 @pytest.mark.parametrize(
-    ("layers", "tokens", "first"), [("all", "patches", 1), ([0, 1], "patches", 1), (-1, "all", 0), (-2, "all", 0)]
+    ("layers", "tokens", "first"),
+    [([-1, -2], "all", 0), ("all", "patches", 1), ([0, 1], "patches", 1), (-1, "all", 0), (-2, "all", 0)],
 )
 def test_the_equation(model, layers, tokens, first):
     found = evidence(model, 2)
@@ -57,13 +58,15 @@ def test_backward_walks_from_key_to_query(model):
     matrix = evidence(model, 1).mean((0, 2))[0, 1:, 1:]
     sums = matrix.sum(-1, keepdims=True)
     chain = np.where(sums > 0, matrix / np.where(sums > 0, sums, 1), 1 / 16)
-    actual = ClassTokenRank(model, direction="backward").attribute(images(), target=1, resolution="patch")
+    actual = ClassTokenRank(model, layers="all", tokens="patches", direction="backward").attribute(
+        images(), target=1, resolution="patch"
+    )
     np.testing.assert_allclose(actual[0].flatten(), ranked(chain.T, 0.99, np.full(16, 1 / 16)), atol=1e-8)
 
 
 def test_maps_of_each_layer_and_head(model):
     found = evidence(model, 2)
-    maps = ClassTokenRank(model).maps(images(), target=2).flatten(3).numpy()
+    maps = ClassTokenRank(model, layers="all", tokens="patches").maps(images(), target=2).flatten(3).numpy()
     assert maps.shape == (2, 3, 2, 16)
     expected = ranked(found[1, 0, 1, 1:, 1:], 0.99, np.full(16, 1 / 16))
     np.testing.assert_allclose(maps[0, 1, 1], expected, atol=1e-8)
@@ -74,7 +77,7 @@ def test_maps_of_each_layer_and_head(model):
 
 def test_the_last_layer_of_a_class_token_model_has_no_evidence_among_patches(model):
     with pytest.raises(UnsupportedModelError, match="choose earlier layers or tokens="):
-        ClassTokenRank(model, layers=-1).attribute(images())
+        ClassTokenRank(model, tokens="patches").attribute(images())
 
 
 def test_samples_without_positive_evidence_fall_back_with_a_warning():
@@ -84,8 +87,19 @@ def test_samples_without_positive_evidence_fall_back_with_a_warning():
     bright = torch.cat([dark, -dark])
     with pytest.warns(UserWarning, match="speaks for the target in 1 of 2 samples"):
         relevance = ClassTokenRank(model).attribute(bright, target=1, resolution="patch")
-    torch.testing.assert_close(relevance[0], torch.full((4, 4), 1 / 16))
+    torch.testing.assert_close(relevance[0], torch.full((4, 4), 1 / 17))
     assert relevance[1].std() > 0
+
+
+def test_by_default_the_class_token_leads_to_its_evidence_and_all_else_restarts(model):
+    row = evidence(model, 2)[-1].mean(1)[:, 0]
+    relevance = ClassTokenRank(model).attribute(images(), target=2, resolution="token").numpy()
+    base = relevance.min(-1, keepdims=True)
+    np.testing.assert_allclose(
+        (relevance - base) / (relevance - base).sum(-1, keepdims=True),
+        (row - row.min(-1, keepdims=True)) / (row - row.min(-1, keepdims=True)).sum(-1, keepdims=True),
+        atol=1e-9,
+    )
 
 
 def test_tiny_gradients_change_nothing(model):
