@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from text_models import tiny_text_model
 from tiny_models import timm_vit
 from typer.testing import CliRunner
 
@@ -331,3 +332,44 @@ def test_markup_in_names_is_printed_as_it_is(picture, tmp_path):
     assert result.exit_code == 0
     assert f"{odd} (tiny)" in result.stdout
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def sentences(monkeypatch, tmp_path):
+    text_model = tiny_text_model(tmp_path)
+    monkeypatch.setattr(xattn.models, "load", lambda name, **options: {"text": text_model}[name])
+    return ["The nurse, again.", "Was it the wolf or the choir?"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".html"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_sentences_are_explained_where_the_model_reads_text(suffix, count, sentences, tmp_path):
+    out = tmp_path / f"out{suffix}"
+    arguments = ["--model", "text", "--method", "tokenrank,random", "--target", "music", "--out", out]
+    result = run("explain", *sentences[:count], *arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "The nurse, again. (tiny)"
+    assert sum("<- explained" in line or "explained: music" in line for line in lines) == count
+    if suffix == ".png":
+        assert out.read_bytes().startswith(PNG)
+    else:
+        page = out.read_text()
+        assert page.count("<h2>") == count
+        assert ">nurse</span>" in page
+        assert page.count("tokenrank") == count
+
+
+def test_numbers_of_sentences_are_filled_up_with_zeros(sentences, tmp_path):
+    out = tmp_path / "numbers.npz"
+    assert run("explain", *sentences, "--model", "text", "--method", "tokenrank", "--out", out).exit_code == 0
+    with np.load(out) as arrays:
+        tokens, words = arrays["tokens"], arrays["words"]
+        assert words[0].tolist() == ["The", "nurse", ",", "again", ".", "", "", ""]
+        assert (arrays["map/tokenrank"][tokens == ""] == 0).all()
+        assert (arrays["words/tokenrank"][words == ""] == 0).all()
+        assert json.loads(str(arrays["facts"]))[1]["text"] == sentences[1]
+
+
+def test_a_page_is_for_sentences_only(picture, tmp_path):
+    assert explain(picture, tmp_path / "a.html").exit_code == 2

@@ -224,3 +224,54 @@ def test_tokens_are_coloured_by_sign_and_escaped():
     assert 'title="-0.5"' in markup
     assert "1 NaN" in markup
     assert "constant map: 1" in viz.tokens_html(["a", "b"], torch.ones(2))
+
+
+def words_of(figure):
+    return [(t.get_text(), *t.get_position()) for t in figure.axes[0].texts]
+
+
+def test_a_sentence_is_drawn_once_per_method_and_folded():
+    sentence = ["one", "two", "three", "four", "five", "six"]
+    maps = {"up": torch.arange(6.0), "signed": torch.arange(6.0) - 3}
+    figure = viz.tokens(sentence, maps, title="model: class", width=14)
+    drawn = words_of(figure)
+    names = [text for text, *_ in drawn]
+    assert [names.count(text) for text in (*sentence, "up", "signed", "model: class")] == [2] * 6 + [1] * 3
+    places = [(x, y) for text, x, y in drawn if text in sentence]
+    assert len(set(places)) == 12
+    right = max(x + len(text) for text, x, _ in drawn if text in sentence)
+    assert right <= len("signed") + 2 + 14
+    assert {"0 to 5", "-3 to 3"} <= set(names)
+    assert "Each row has its own colours" in names[-1]
+    boxes = [patch.get_facecolor() for patch in figure.axes[0].patches]
+    assert boxes[6][2] > boxes[6][0]  # -3 is blue
+    assert boxes[11][0] > boxes[11][2]  # 2 is red
+
+
+def test_sentences_share_a_scale_and_say_what_is_not_seen():
+    figure = viz.token_grid(
+        [["a", "b"], ["c", "d", "$x$"]],
+        [{"m": torch.tensor([0.0, 1.0])}, {"m": torch.tensor([3.0, 2.0, float("nan")])}],
+        labels=["first", "second"],
+        scale="shared",
+    )
+    names = [text for text, *_ in words_of(figure)]
+    assert names.count("0 to 3") == 1
+    assert "1 NaN" in names
+    assert {"first", "second", r"\$x\$"} <= set(names)
+    assert figure.axes[0].patches[4].get_facecolor()[3] == 0  # NaN is not coloured
+    figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: viz.tokens(["a"], {"m": torch.zeros(2)}), "relevance: expected one number per token"),
+        (lambda: viz.tokens(["a"], {}), "maps: expected at least one map"),
+        (lambda: viz.token_grid([["a"]], [{"m": torch.zeros(1)}], labels=[]), "labels: expected one per sentence"),
+        (lambda: viz.tokens(["a"], {"m": torch.zeros(1)}, scale="all"), "scale: expected"),
+    ],
+)
+def test_bad_arguments_of_token_figures_are_named(call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call()

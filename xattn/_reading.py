@@ -1,8 +1,9 @@
 """How pictures and maps are read before they are drawn: pure numpy, no axes."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,12 @@ from xattn.errors import ArgumentError, ArgumentTypeError
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Scaling: TypeAlias = Literal["max"] | None
+Scale: TypeAlias = Literal["each", "shared"]
 
+CAPTIONS = {
+    "each": "Each map has its own colour scale, written below it: colours compare places, not methods.",
+    "shared": "All maps share one colour scale.",
+}
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 _FLAT = 1e-6  # a spread below this share of the largest value is rounding, not a pattern
 
@@ -73,6 +79,22 @@ def read(relevance: object, *, normalize: Scaling = None, signed: bool | None = 
     else:
         norm = Normalize(low, high)
     return Reading(values, norm, DIVERGING if diverges else SEQUENTIAL, _note(values, finite.size, low, high, flat))
+
+
+def shared_limits(
+    maps: Sequence[Mapping[str, object]], scale: Scale, normalize: Scaling
+) -> tuple[tuple[float, float] | None, bool | None]:
+    """Ends of the shared colour scale and whether it diverges; (None, None) if each map has its own."""
+    if scale not in get_args(Scale):
+        raise ArgumentError(f'scale: expected "each" or "shared", got {scale!r}')
+    if scale == "each":
+        return None, None
+    readings = [read(relevance, normalize=normalize) for row in maps for relevance in row.values()]
+    low = min(float(reading.norm.vmin or 0.0) for reading in readings)
+    high = max(float(reading.norm.vmax or 0.0) for reading in readings)
+    if any(reading.signed for reading in readings):
+        return (-max(-low, high), max(-low, high)), True
+    return (low, high), False
 
 
 def _note(values: Array, finite: int, low: float, high: float, flat: bool) -> str:

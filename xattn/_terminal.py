@@ -10,22 +10,38 @@ if TYPE_CHECKING:
 
     from xattn.explanation import Explanation
 
-FIGURES, ARRAYS = (".png", ".pdf", ".svg"), ".npz"
+FIGURES, ARRAYS, PAGE = (".png", ".pdf", ".svg"), ".npz", ".html"
 SUFFIXES = (*FIGURES, ARRAYS)
+TEXT_SUFFIXES = (*SUFFIXES, PAGE)
 
 
 def write(explanations: "Sequence[Explanation]", out: Path, *, shared: bool, smooth: bool) -> None:
-    """The figure or the arrays, as the suffix says; several pictures give a grid."""
+    """The figure, page or arrays, as the suffix says; several pictures or sentences give a grid."""
     from xattn.explanation import save_arrays, write_atomically
 
-    if out.suffix.lower() == ARRAYS:
+    suffix = out.suffix.lower()
+    if suffix == ARRAYS:
         save_arrays(explanations, out)
+        return
+    if suffix == PAGE:
+        from xattn._explanation_html import page
+
+        write_atomically(out, lambda file: file.write(page(explanations).encode()))
         return
     from xattn import viz
 
-    options: dict[str, Any] = {"scale": "shared" if shared else "each", "smooth": smooth}
+    is_text = explanations[0].is_text
+    options: dict[str, Any] = {"scale": "shared" if shared else "each"} | ({} if is_text else {"smooth": smooth})
     if len(explanations) == 1:
         figure = explanations[0].plot(**options)
+    elif is_text:
+        figure = viz.token_grid(
+            [e.words for e in explanations],
+            [{name: e.per_word(name) for name in e.maps} for e in explanations],
+            labels=[e.prediction_line for e in explanations],
+            title=explanations[0].model,
+            **options,
+        )
     else:
         figure = viz.grid(
             [e.image for e in explanations],
@@ -34,12 +50,12 @@ def write(explanations: "Sequence[Explanation]", out: Path, *, shared: bool, smo
             title=explanations[0].model,
             **options,
         )
-    write_atomically(out, lambda file: figure.savefig(file, format=out.suffix[1:].lower(), dpi=150))
+    write_atomically(out, lambda file: figure.savefig(file, format=suffix[1:], dpi=150))
 
 
 def report(explanation: "Explanation") -> None:
     """Predicted classes, what was explained, what was left out."""
-    say(f"{explanation.source} ({explanation.model})", style="bold")
+    say(f"{explanation.text or explanation.source} ({explanation.model})", style="bold")
     for entry in explanation.prediction:
         mark = "  <- explained" if entry.index == explanation.target else ""
         say(f"  {entry.probability:6.1%}  {entry.name}{mark}")
@@ -54,7 +70,7 @@ def report(explanation: "Explanation") -> None:
 
 
 def seconds_table(explanations: "Sequence[Explanation]") -> "Table":
-    """Seconds of each method per picture, a column per model."""
+    """Seconds of each method per picture or sentence, a column per model."""
     labels = list(dict.fromkeys(e.model for e in explanations))
     filled = table("method", *(f"{label}, s per picture" for label in labels))
     for name in dict.fromkeys(name for e in explanations for name in e.seconds):

@@ -52,18 +52,22 @@ def _options(
 
 @app.command()
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
+    contents: Annotated[
+        list[str],
+        typer.Argument(help="Picture files; with --model text: sentences in quotes.", show_default=False),
+    ],
     out: Annotated[
         Path,
         typer.Option(
             "--out",
             "-o",
-            help=f"File to write: {', '.join(terminal.FIGURES)} (figure) or .npz (numbers). Missing folders are made.",
+            help=f"File to write: {', '.join(terminal.FIGURES)} (figure), .npz (numbers), or for sentences .html. "
+            "Missing folders are made.",
             show_default=False,
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="`xattn models` lists them, e.g. photos, demo, timm:NAME.")
+        str, typer.Option("--model", "-m", help="`xattn models` lists them, e.g. photos, demo, text, timm:NAME.")
     ] = "photos",
     method: Annotated[
         list[str] | None,
@@ -83,12 +87,14 @@ def explain(
     smooth: Annotated[bool, typer.Option("--smooth/--patches", help="Interpolate between patches.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Explain pictures and write a figure or the numbers."""
-    _check_suffix(out)
+    """Explain pictures or sentences and write a figure or the numbers."""
+    is_text = model == "text"
+    _check_suffix(out, terminal.TEXT_SUFFIXES if is_text else terminal.SUFFIXES)
     layers = _layers(layer)
     with _reporting(debug):
         _check_writable(out)
-        _check_files(images)
+        if not is_text:
+            _check_files(contents)
         from xattn._subject import find_device
         from xattn.explain import choose_methods
         from xattn.explain import explain as explain_one
@@ -98,11 +104,11 @@ def explain(
         choose_methods(names)  # unknown names are refused before a model is loaded
         loaded = load(model, device=find_device(device or "cpu"))
         explanations: list[Explanation] = []
-        with _progress(len(images), names) as advance, warnings.catch_warnings():
+        with _progress(len(contents), names) as advance, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what methods warn of is printed with their results
-            for image in images:
-                show = partial(advance, image.name)
-                explanations.append(explain_one(loaded, image, names, target, layers=layers, progress=show))
+            for content in contents:
+                show = partial(advance, content[:30] if is_text else Path(content).name)
+                explanations.append(explain_one(loaded, content, names, target, layers=layers, progress=show))
         terminal.write(explanations, out, shared=shared, smooth=smooth)
         for explanation in explanations:
             terminal.report(explanation)
@@ -162,6 +168,8 @@ def demo(
             terminal.say(str(path))
 
 
+
+
 @contextmanager
 def _reporting(debug: bool) -> Iterator[None]:
     """Turn what goes wrong into one message and exit code 1; with --debug the traceback comes too."""
@@ -197,10 +205,10 @@ def _progress(images: int | None, names: Sequence[str] | None) -> Iterator[Calla
         yield advance
 
 
-def _check_suffix(out: Path) -> None:
-    if out.suffix.lower() not in terminal.SUFFIXES:
+def _check_suffix(out: Path, suffixes: Sequence[str]) -> None:
+    if out.suffix.lower() not in suffixes:
         raise typer.BadParameter(
-            f"expected a file name that ends in one of {', '.join(terminal.SUFFIXES)}; got {out.name!r}",
+            f"expected a file name that ends in one of {', '.join(suffixes)}; got {out.name!r}",
             param_hint="--out",
         )
 
@@ -219,10 +227,10 @@ def _layers(layer: str | None) -> "Layers | None":
     return indices[0] if len(indices) == 1 else indices
 
 
-def _check_files(images: Sequence[Path]) -> None:
+def _check_files(images: Sequence[str]) -> None:
     for image in images:
-        if not image.is_file():
-            raise ArgumentError(f"image: there is no file {str(image)!r}")
+        if not Path(image).is_file():
+            raise ArgumentError(f"image: there is no file {image!r}")
 
 
 def _check_writable(out: Path) -> None:

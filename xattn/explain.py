@@ -1,7 +1,6 @@
-"""The front door: a model, a picture, and how every method explains the prediction."""
+"""The front door: a model, a picture or a sentence, and how every method explains the prediction."""
 
 import inspect
-import os
 import sys
 import time
 import warnings
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from xattn._layers import Layers
-from xattn._subject import Subject, Target, find_subject, find_target, predict
+from xattn._subject import Given, Subject, Target, find_subject, find_target, predict
 from xattn.attributions import TransformerAttribution, find_method
 from xattn.attributions import methods as registered
 from xattn.errors import ArgumentError, ArgumentTypeError, CaptureError, LayoutError, UnsupportedModelError
@@ -26,6 +25,7 @@ from xattn.explanation import Explanation as Explanation
 if TYPE_CHECKING:
     from xattn.models.image import ImageLike
     from xattn.models.model import Model
+    from xattn.models.text_model import TextModel
 
 MethodLike: TypeAlias = str | type[TransformerAttribution] | Any
 
@@ -33,7 +33,7 @@ _REFUSALS = (UnsupportedModelError, LayoutError, CaptureError)
 
 
 def explain(
-    model: "str | Model | Callable[..., Any]",
+    model: "str | Model | TextModel | Callable[..., Any]",
     image: "ImageLike",
     methods: str | Iterable[MethodLike] | Mapping[str, MethodLike] | None = None,
     target: Target = None,
@@ -45,11 +45,11 @@ def explain(
     """Explain one prediction by one or several methods.
 
     Args:
-        model: A name for `load` ("demo", "photos", "timm:..."), a loaded `Model`, or any module or callable that
-            takes a batch of images.
+        model: A name for `load` ("demo", "photos", "text", "timm:..."), a loaded `Model` or `TextModel`, or any module
+            or callable that takes a batch of images.
         image: With a name or a `Model`: a file, PIL image, array or tensor (C, H, W), which is preprocessed as the
             model wants it; a batch of one, (1, C, H, W), counts as preprocessed. With any other callable: a tensor
-            (C, H, W) or (1, C, H, W) as the callable takes it.
+            (C, H, W) or (1, C, H, W) as the callable takes it. With a text model: one sentence.
         methods: Names (spelled freely: "TokenRank", "n-bounce"), classes, or attribution objects of your own
             configuration; one, several, or a mapping with names of your own. None takes every registered method, and
             those that refuse this model are reported in `Explanation.skipped`; a method asked for by name raises.
@@ -76,8 +76,8 @@ def explain(
     """
     chosen = choose_methods(methods)
     subject = find_subject(model, device)
-    shown, batch = subject.read(image)
-    logits = subject.logits(batch)
+    given = subject.read(image)
+    logits = subject.logits(given)
     index = find_target(target, logits, subject)
 
     maps, configurations, seconds, skipped, warned = {}, {}, {}, {}, {}
@@ -91,7 +91,7 @@ def explain(
             if methods is None and logits is None and getattr(method, "is_class_specific", False):
                 raise UnsupportedModelError("explains a class, and the model gives no class scores")
             with _warnings_into(caught):
-                relevance = _relevance(method, batch, index)
+                relevance = _relevance(method, subject, given, index)
         except _REFUSALS as error:
             if methods is not None:
                 raise
@@ -106,8 +106,7 @@ def explain(
     if not maps:
         raise reasons[0]
     return Explanation(
-        image=shown.cpu(),
-        input=batch[0].detach().cpu(),
+        input=given.inputs[0].detach().cpu(),
         maps=maps,
         prediction=predict(logits, subject),
         target=index,
@@ -118,7 +117,7 @@ def explain(
         skipped=skipped,
         warnings=warned,
         versions=_versions(),
-        source=os.fspath(image) if isinstance(image, (str, os.PathLike)) else "",
+        **given.shown,
     )
 
 
@@ -188,11 +187,8 @@ def _build(chosen: Mapping[str, MethodLike], subject: Subject, layers: Layers | 
         if not isinstance(method, type):
             built[name] = method
             continue
-        options: dict[str, Any] = {}
-        accepted = inspect.signature(method).parameters
-        if subject.model is not None and subject.model.layout is not None and "layout" in accepted:
-            options["layout"] = subject.model.layout
-        if layers is not None and "layers" in accepted:
+        options = subject.options(method)
+        if layers is not None and "layers" in inspect.signature(method).parameters:
             options["layers"] = layers
             used = True
         built[name] = method(subject.forward, **options)
@@ -201,13 +197,21 @@ def _build(chosen: Mapping[str, MethodLike], subject: Subject, layers: Layers | 
     return built
 
 
-def _relevance(method: Any, batch: Tensor, index: int | tuple[int, ...] | None) -> Tensor:  # noqa: ANN401
-    """(h, w) of patches, or (H, W) of pixels from a method of another library."""
+def _relevance(
+    method: Any,  # noqa: ANN401
+    subject: Subject,
+    given: Given,
+    index: int | tuple[int, ...] | None,
+) -> Tensor:
+    """(h, w) of patches or (N,) of word pieces, or (H, W) of pixels from a method of another library."""
     if isinstance(method, TransformerAttribution):
-        relevance: Tensor = method.attribute(batch, target=index, resolution="patch")
+        relevance: Tensor = method.attribute(given.inputs, index, given.args, resolution=subject.resolution)
         return relevance[0]
-    pixels: Tensor = method.attribute(batch.detach().clone().requires_grad_(), target=index)
-    return pixels[0].sum(0)
+    inputs = given.inputs.detach().clone()
+    args = {} if given.args is None else {"additional_forward_args": given.args}
+    if inputs.is_floating_point():
+        inputs.requires_grad_()
+    return subject.pixels(method.attribute(inputs, target=index, **args))
 
 
 @contextmanager

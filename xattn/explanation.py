@@ -1,22 +1,20 @@
-"""The result of one `explain` call: maps with everything needed to read, show, and repeat them."""
+"""The result of one `explain` call: maps with everything needed to read, show and repeat them."""
 
-import base64
-import html
-import io
 import json
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 from torch.nn import functional as F
 
-from xattn.errors import ArgumentError
+from xattn._files import write_atomically as write_atomically
+from xattn.errors import ArgumentError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,13 +35,13 @@ class ClassProbability:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Relevance maps of one picture by one or several methods. All tensors are on the CPU.
+    """Relevance maps of one picture or sentence by one or several methods. All tensors are on the CPU.
 
     Attributes:
-        image: (3, H, W) in 0..1: what the model saw, for display.
-        input: (C, H, W): what the model was given.
-        maps: Method name to raw relevance of the patches (h, w); a method that is not of this library and works on
-            pixels gives (H, W). `map` gives other resolutions.
+        image: (3, H, W) in 0..1: what the model saw, for display; None for a sentence.
+        input: (C, H, W), or the token ids (N,) of a sentence: what the model was given.
+        maps: Method name to raw relevance of the patches (h, w) or of the word pieces (N,); a method that is not of
+            this library and works on pixels gives (H, W). `map` and `per_word` give other resolutions.
         prediction: The most probable classes, best first; empty where the model has no class scores.
         target: The class that was explained, None if no method asked for one and the model has no class scores.
         target_name: Its name.
@@ -54,9 +52,13 @@ class Explanation:
         warnings: Method name to what it warned of.
         versions: Of the libraries involved.
         source: File the picture came from, "" if none.
+        text: The sentence, "" for a picture.
+        tokens: Its word pieces, special tokens included.
+        words: Its words and punctuation marks.
+        spans: (start, stop) of each word among the tokens.
     """
 
-    image: Tensor
+    image: Tensor | None
     input: Tensor
     maps: dict[str, Tensor]
     prediction: tuple[ClassProbability, ...] = ()
@@ -69,6 +71,15 @@ class Explanation:
     warnings: dict[str, list[str]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     source: str = ""
+    text: str = ""
+    tokens: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a sentence was explained."""
+        return bool(self.tokens)
 
     def map(
         self,
@@ -80,21 +91,45 @@ class Explanation:
 
         Args:
             method: A key of `maps`.
-            resolution: "input" spreads a patch's value over its pixels (H, W); "patch" is the map as it is kept.
+            resolution: "input" spreads a patch's value over its pixels (H, W); "patch" is the map as it is kept. For
+                a sentence both are (N,).
             interpolation: How it is spread.
         """
-        if method not in self.maps:
-            raise ArgumentError(f"method: expected one of {', '.join(self.maps)}; got {method!r}")
+        self._check(method)
         if resolution not in ("patch", "input") or interpolation not in ("nearest", "bilinear"):
             raise ArgumentError(
                 'resolution: expected "patch" or "input", interpolation "nearest" or "bilinear"; '
                 f"got {resolution!r} and {interpolation!r}"
             )
         relevance = self.maps[method]
-        if resolution == "patch":
+        if resolution == "patch" or self.is_text:
             return relevance
         mode = "nearest-exact" if interpolation == "nearest" else "bilinear"
         return F.interpolate(relevance[None, None], self.input.shape[-2:], mode=mode)[0, 0]
+
+    def per_word(self, method: str) -> Tensor:
+        """One method's relevance summed over the pieces of each word of the sentence, (words,).
+
+        Special tokens belong to no word, so the words' sum may be less than the map's.
+
+        Raises:
+            ArgumentError: If there is no such map.
+            UnsupportedModelError: If a picture was explained.
+        """
+        from xattn.models.wordpiece import Words
+
+        self._check(method)
+        if not self.is_text:
+            raise UnsupportedModelError("per_word: a picture was explained, it has no words; use map")
+        return Words(self.words, self.spans, self.tokens).per_word(self.maps[method])
+
+    def shown_tokens(self, method: str, *, pieces: bool = False) -> tuple[tuple[str, ...], Tensor]:
+        """The words of the sentence, or its word pieces, and their relevance."""
+        return (self.tokens, self.map(method)) if pieces else (self.words, self.per_word(method))
+
+    def _check(self, method: str) -> None:
+        if method not in self.maps:
+            raise ArgumentError(f"method: expected one of {', '.join(self.maps)}; got {method!r}")
 
     @property
     def prediction_line(self) -> str:
@@ -112,11 +147,20 @@ class Explanation:
         """One line: model, prediction and target."""
         return ": ".join(part for part in (self.model, self.prediction_line) if part)
 
-    def plot(self, **options: Any) -> "Figure":  # noqa: ANN401
-        """The picture and one overlay per method; `options` go to `xattn.viz.comparison`."""
-        from xattn.viz import comparison
+    def plot(self, *, pieces: bool = False, **options: Any) -> "Figure":  # noqa: ANN401
+        """The picture and one overlay per method, or the words coloured by each method.
 
-        return comparison(self.image, self.maps, **{"title": self.title, **options})
+        Args:
+            pieces: Colour word pieces, special tokens included, in place of words.
+            options: Of `xattn.viz.comparison`, or of `xattn.viz.tokens` for a sentence.
+        """
+        from xattn import viz
+
+        options = {"title": self.title, **options}
+        if not self.is_text:
+            return viz.comparison(self.image, self.maps, **options)
+        shown = {name: self.shown_tokens(name, pieces=pieces)[1] for name in self.maps}
+        return viz.tokens(self.tokens if pieces else self.words, shown, **options)
 
     def facts(self) -> dict[str, Any]:
         """Everything but the tensors, in the types of JSON."""
@@ -131,7 +175,7 @@ class Explanation:
 
         facts = self.facts() | {"format": _FORMAT, "names": list(self.maps)}
         tensors = {f"map/{name}": relevance.contiguous() for name, relevance in self.maps.items()}
-        tensors |= {name: getattr(self, name).contiguous() for name in _TENSORS}
+        tensors |= {name: getattr(self, name).contiguous() for name in _TENSORS if getattr(self, name) is not None}
         content = save(tensors, {_KEY: json.dumps(facts)})
         return write_atomically(path, lambda file: file.write(content))
 
@@ -162,67 +206,61 @@ class Explanation:
             raise ArgumentError(f"path: {str(path)!r} was written by a newer xattn ({facts.get('versions')})")
         facts["maps"] = {name: tensors[f"map/{name}"] for name in facts.pop("names")}
         facts["prediction"] = tuple(ClassProbability(**entry) for entry in facts["prediction"])
-        if isinstance(facts["target"], list):
-            facts["target"] = tuple(facts["target"])
-        return cls(**{name: tensors[name] for name in _TENSORS}, **facts)
+        for name in ("target", "tokens", "words"):
+            if isinstance(facts.get(name), list):
+                facts[name] = tuple(facts[name])
+        facts["spans"] = tuple((start, stop) for start, stop in facts.get("spans", ()))
+        return cls(**{name: tensors.get(name) for name in _TENSORS}, **facts)
+
+    def html(self, *, pieces: bool = False) -> str:
+        """The maps as HTML: a figure of the picture, or the words coloured by each method.
+
+        Args:
+            pieces: Colour word pieces, special tokens included, in place of words.
+        """
+        from xattn._explanation_html import fragment
+
+        return fragment(self, pieces=pieces)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the figure, the predicted classes, what was skipped."""
-        buffer = io.BytesIO()
-        self.plot().savefig(buffer, format="png", dpi=80)
-        figure = base64.b64encode(buffer.getvalue()).decode()
-        alt = html.escape(f"{self.title}: {', '.join(self.maps)}", quote=True)
-        lines = [f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{figure}">']
-        if self.prediction:
-            classes = ", ".join(f"{html.escape(c.name)} {c.probability:.1%}" for c in self.prediction)
-            lines.append(f"<div>Predicted: {classes}. Explained: <b>{html.escape(self.target_name)}</b>.</div>")
-        lines += [f"<div>{html.escape(name)} skipped: {html.escape(why)}</div>" for name, why in self.skipped.items()]
-        lines += [f"<div>{html.escape(name)}: {html.escape('; '.join(w))}</div>" for name, w in self.warnings.items()]
-        return "".join(lines)
+        """For notebooks."""
+        return self.html()
 
 
 def save_arrays(explanations: "Sequence[Explanation]", path: str | os.PathLike[str]) -> Path:
     """Write K explanations of one model as NumPy arrays (.npz).
 
-    `images` (K, 3, H, W), `methods` (M,), `map/NAME` (K, h, w) for each of them, and `facts`: JSON with prediction,
-    target, configuration, versions and seconds of each.
+    `methods` (M,), `map/NAME` for each of them, and `facts`: JSON with prediction, target, configuration, versions and
+    seconds of each. Pictures: `images` (K, 3, H, W), maps (K, h, w). Sentences: `tokens` (K, N), maps (K, N), `words`
+    (K, W) and `words/NAME` (K, W), where shorter sentences are filled up with empty strings and zeros.
     """
     if not explanations:
         raise ArgumentError("explanations: expected at least one, got none")
-    names = list(explanations[0].maps)
-    if any(list(e.maps) != names or e.image.shape != explanations[0].image.shape for e in explanations):
+    names, shape = list(explanations[0].maps), _shape(explanations[0])
+    if any(list(e.maps) != names or _shape(e) != shape for e in explanations):
         raise ArgumentError("explanations: expected the same methods and image sizes in all")
     arrays: dict[str, Any] = {
-        f"map/{name}": np.stack([e.maps[name].float().numpy() for e in explanations]) for name in names
+        f"map/{name}": _stack([e.maps[name].float().numpy() for e in explanations]) for name in names
     }
-    arrays |= {"images": np.stack([e.image.float().numpy() for e in explanations]), "methods": np.array(names)}
-    arrays["facts"] = np.array(json.dumps([e.facts() for e in explanations]))
+    if shape is None:
+        arrays |= {f"words/{name}": _stack([e.per_word(name).float().numpy() for e in explanations]) for name in names}
+        arrays |= {part: _stack([np.array(getattr(e, part)) for e in explanations]) for part in ("tokens", "words")}
+    else:
+        arrays["images"] = np.stack([e.image.float().numpy() for e in explanations if e.image is not None])
+    arrays |= {"methods": np.array(names), "facts": np.array(json.dumps([e.facts() for e in explanations]))}
     return write_atomically(path, partial(np.savez_compressed, **arrays))
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
-    """Let `write` fill a file beside `path`, then give it that name; missing folders are made.
+def _shape(explanation: Explanation) -> tuple[int, ...] | None:
+    return None if explanation.image is None else tuple(explanation.image.shape)
 
-    A failure leaves what was there before, and nothing else.
 
-    Raises:
-        ArgumentError: If the folder cannot be made or written to.
-    """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    except OSError as error:
-        raise ArgumentError(f"path: cannot write {str(path)!r} ({error.strerror})") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        Path(partial).chmod(0o666 & ~_umask())
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    return path
+def _stack(rows: "Sequence[npt.NDArray[Any]]") -> "npt.NDArray[Any]":
+    """Arrays of one shape, or vectors of several lengths, the shorter ones filled up."""
+    if rows[0].ndim != 1:
+        return np.stack(rows)
+    longest = max(map(len, rows))
+    return np.stack([np.concatenate([row, np.zeros(longest - len(row), row.dtype)]) for row in rows])
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401
@@ -230,9 +268,3 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, tuple):
         return [asdict(entry) if isinstance(entry, ClassProbability) else entry for entry in value]
     return value
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -5,34 +5,30 @@ unsigned ones in a sequential colour map, signed ones in a diverging one centred
 the colours (a constant map, one without positive values, NaN) is written below them.
 """
 
-import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from xattn._reading import DIVERGING, Reading, Scaling, as_array, as_picture, read
+from xattn._reading import CAPTIONS, Reading, Scale, Scaling, as_picture, read, shared_limits
+from xattn._reading import DIVERGING as DIVERGING
+from xattn._token_figure import token_grid as token_grid
+from xattn._token_figure import tokens as tokens
+from xattn._token_figure import tokens_html as tokens_html
 from xattn.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Scale: TypeAlias = Literal["each", "shared"]
-
 _BAR: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.05, "pad": 0.03, "aspect": 25}
 _LIGHT = 0.4  # the picture's black under the colours, so that dark pictures stay visible
 _FINE = 4  # points per cell and side, so that hatching follows the cells
-_CAPTIONS = {
-    "each": "Each map has its own colour scale, written below it: colours compare places, not methods.",
-    "shared": "All maps share one colour scale.",
-}
 
 
 def overlay(
@@ -116,7 +112,7 @@ def comparison(
         raise ArgumentError("maps: expected at least one map, got none")
     if columns is not None and columns < 1:
         raise ArgumentError(f"columns: expected a positive integer, got {columns}")
-    limits, signed = _shared([maps], scale, normalize)
+    limits, signed = shared_limits([maps], scale, normalize)
     panels = len(maps) + 1
     columns = min(columns or min((5, 6, 7), key=lambda width: -panels % width), panels)
     rows = math.ceil(panels / columns)
@@ -158,7 +154,7 @@ def grid(
         )
     if labels is not None and len(labels) != len(images):
         raise ArgumentError(f"labels: expected one per image ({len(images)}), got {len(labels)}")
-    limits, signed = _shared(maps, scale, normalize)
+    limits, signed = shared_limits(maps, scale, normalize)
     figure, axes = _canvas(len(images), len(names) + 1, title, scale)
     for i, (image, row) in enumerate(zip(images, maps, strict=True)):
         line = axes[i * (len(names) + 1) : (i + 1) * (len(names) + 1)]
@@ -186,54 +182,13 @@ def grid(
     return figure
 
 
-def tokens_html(tokens: Sequence[str], relevance: object, *, signed: bool | None = None) -> str:
-    """Words coloured by relevance, as HTML: white is zero (or the lowest value), each word's value is its tooltip.
-
-    Args:
-        tokens: The words or word pieces.
-        relevance: (N,), one number per token.
-        signed: Blue for negative and red for positive; None takes them where a value is negative.
-    """
-    values = as_array(relevance, "relevance")
-    if values.ndim != 1 or len(values) != len(tokens) or not len(tokens):
-        raise ArgumentError(f"relevance: expected one number per token ({len(tokens)}), got shape {values.shape}")
-    reading = read(values[None], signed=signed)
-    cmap = colormaps[DIVERGING if reading.signed else "Reds"]
-    words = []
-    for token, value in zip(tokens, values, strict=True):
-        style = "border:1px dashed #888"
-        if np.isfinite(value):
-            red, green, blue, _ = cmap(0.1 * reading.signed + (1 - 0.2 * reading.signed) * float(reading.norm(value)))
-            ink = "#000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#fff"
-            style = f"background:{to_hex((red, green, blue))};color:{ink}"
-        words.append(f'<span title="{value:.4g}" style="{style};padding:1px 3px">{html.escape(token)}</span>')
-    note = f' <small style="color:#666">({reading.note})</small>' if reading.note else ""
-    return f'<div style="line-height:1.9">{" ".join(words)}{note}</div>'
-
-
 def _canvas(rows: int, columns: int, title: str | None, scale: Scale) -> "tuple[Figure, list[Axes]]":
     size = (2.35 * columns + 0.3, 2.95 * rows + 0.6)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
     if title:
         figure.suptitle(title, fontsize=13)
-    figure.supxlabel(_CAPTIONS[scale], fontsize=9, color="0.35")
+    figure.supxlabel(CAPTIONS[scale], fontsize=9, color="0.35")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
-
-
-def _shared(
-    maps: Sequence[Mapping[str, object]], scale: Scale, normalize: Scaling
-) -> tuple[tuple[float, float] | None, bool | None]:
-    """Ends of the shared colour scale and whether it diverges; (None, None) if each map has its own."""
-    if scale not in get_args(Scale):
-        raise ArgumentError(f'scale: expected "each" or "shared", got {scale!r}')
-    if scale == "each":
-        return None, None
-    readings = [read(relevance, normalize=normalize) for row in maps for relevance in row.values()]
-    low = min(float(reading.norm.vmin or 0.0) for reading in readings)
-    high = max(float(reading.norm.vmax or 0.0) for reading in readings)
-    if any(reading.signed for reading in readings):
-        return (-max(-low, high), max(-low, high)), True
-    return (low, high), False
 
 
 def _show_picture(ax: "Axes", image: object, title: str | None) -> None:

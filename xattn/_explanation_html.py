@@ -1,0 +1,60 @@
+"""Explanations as HTML: for notebooks, and as a page of its own."""
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xattn.explanation import Explanation
+
+_CELL = "padding:2px 10px 2px 0;vertical-align:baseline;text-align:left"
+
+
+def fragment(explanation: "Explanation", *, pieces: bool = False) -> str:
+    """The maps, the predicted classes, and what was skipped or warned of.
+
+    Args:
+        explanation: What is shown.
+        pieces: Colour word pieces in place of words; pictures have neither.
+    """
+    lines = [_words(explanation, pieces) if explanation.is_text else _picture(explanation)]
+    if explanation.prediction:
+        classes = ", ".join(f"{html.escape(c.name)} {c.probability:.1%}" for c in explanation.prediction)
+        lines.append(f"<div>Predicted: {classes}. Explained: <b>{html.escape(explanation.target_name)}</b>.</div>")
+    for name, why in explanation.skipped.items():
+        lines.append(f"<div>{html.escape(name)} skipped: {html.escape(why)}</div>")
+    for name, messages in explanation.warnings.items():
+        lines.append(f"<div>{html.escape(name)}: {html.escape('; '.join(messages))}</div>")
+    return "".join(lines)
+
+
+def page(explanations: "Sequence[Explanation]") -> str:
+    """A complete page, nothing of it comes from elsewhere."""
+    sections = [f"<h2>{html.escape(e.text or e.source or 'picture')}</h2>{fragment(e)}" for e in explanations]
+    title = html.escape(f"xattn: {explanations[0].model}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>'
+        '<body style="font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em;background:#fff;color:#000">'
+        f"<h1>{title}</h1>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _picture(explanation: "Explanation") -> str:
+    buffer = io.BytesIO()
+    explanation.plot().savefig(buffer, format="png", dpi=80)
+    figure = base64.b64encode(buffer.getvalue()).decode()
+    alt = html.escape(f"{explanation.title}: {', '.join(explanation.maps)}", quote=True)
+    return f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{figure}">'
+
+
+def _words(explanation: "Explanation", pieces: bool) -> str:
+    from xattn.viz import tokens_html
+
+    rows = []
+    for name in explanation.maps:
+        tokens, relevance = explanation.shown_tokens(name, pieces=pieces)
+        coloured = tokens_html(tokens, relevance)
+        rows.append(f'<tr><th style="{_CELL}">{html.escape(name)}</th><td style="{_CELL}">{coloured}</td></tr>')
+    return f'<table style="border-collapse:collapse">{"".join(rows)}</table>'
