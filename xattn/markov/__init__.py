@@ -11,10 +11,12 @@ from xattn.markov.cross import complete_chain
 from xattn.markov.diagnose import Diagnosis, diagnose
 from xattn.markov.eigen import SecondEigenvalue, second_eigenvalue
 from xattn.markov.heads import fuse_heads, lambda2_weights
+from xattn.markov.operator import AttentionOperator, rollout_row
 from xattn.markov.rollout import Rollout, rollout
 from xattn.markov.stationary import Stationary, stationary
 
 __all__ = [
+    "AttentionOperator",
     "Chain",
     "Diagnosis",
     "Rollout",
@@ -29,6 +31,7 @@ __all__ = [
     "lambda2_weights",
     "normalize_rows",
     "rollout",
+    "rollout_row",
     "second_eigenvalue",
     "stationary",
     "teleport",

@@ -5,6 +5,7 @@ matrices with columns.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,10 +32,27 @@ class Ritz:
     limited: Tensor
 
 
-class _Deflated:
-    """Products of row blocks with the deflated chains (see `deflate`)."""
+class Deflated(Protocol):
+    """Products of row blocks with B chains that have lost their eigenvalue 1 (or with their transposes).
+
+    Attributes:
+        like: (B, N) tensor of the type to work in.
+    """
+
+    like: Tensor
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """(B, b, N) -> (B, b, N)."""
+
+    def take(self, keep: Tensor) -> None:
+        """Forget the other chains."""
+
+
+class _DeflatedMatrix:
+    """See `deflate`."""
 
     def __init__(self, weights: Tensor) -> None:
+        self.like = weights[:, 0]
         self.sink: Tensor | None = None
         if weights.shape[-1] <= COPY_STATES:
             self.matrix = deflate(normalize_rows(weights))
@@ -61,14 +79,13 @@ class _Deflated:
 class _Krylov:
     """V C = H V + (coupling to one more block), grown block by block."""
 
-    def __init__(self, weights: Tensor, block: int) -> None:
-        self.operator, self.block = _Deflated(weights), block
+    def __init__(self, operator: Deflated, block: int) -> None:
+        self.operator, self.block = operator, block
+        batch, states = operator.like.shape
         # One start for every chain, from its own generator: an answer depends neither on the batch nor on the caller's
         # random state. Made on the CPU, it is the same on every device.
-        noise = torch.randn(
-            block, weights.shape[-1], generator=torch.Generator().manual_seed(SEED), dtype=torch.float64
-        )
-        first = self.operator.apply(noise.to(weights).expand(len(weights), -1, -1))
+        noise = torch.randn(block, states, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+        first = self.operator.apply(noise.to(operator.like).expand(batch, -1, -1))
         # The mean square of a Gaussian row times C is ||C||_F^2.
         self.norm = first.square().sum(-1).mean(-1).sqrt()
         self.basis = _orthonormalise(_orthonormalise(first, self.floor)[0], 0 * self.norm)[0]
@@ -148,19 +165,20 @@ def _orthonormalise(block: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(done, 1), torch.cat(coefficients, 2)
 
 
-def arnoldi(weights: Tensor, block: int, rtol: float, atol: float) -> Ritz:
-    """|lambda_2| of (B, N, N) weights that the rows are yet to be normalised of.
+def arnoldi(chain: Tensor | Deflated, block: int, rtol: float, atol: float) -> Ritz:
+    """|lambda_2| of (B, N, N) weights that the rows are yet to be normalised of, or of a deflated operator.
 
     Chains are tested at checkpoints and leave the batch, once a quarter is done. A chain is `limited` when it has
     converged but its condition number times rounding exceeds the tolerance: it needs a wider type.
     """
-    batch, states = weights.shape[:2]
-    krylov = _Krylov(weights, block)
-    wide = widen(weights[:, 0, 0])
+    operator = _DeflatedMatrix(chain) if isinstance(chain, Tensor) else chain
+    batch, states = operator.like.shape
+    krylov = _Krylov(operator, block)
+    wide = widen(operator.like[:, 0])
     modulus, residual = torch.zeros_like(wide), torch.full_like(wide, torch.inf)
     accepted = torch.zeros_like(wide, dtype=torch.bool)
     limited = accepted.clone()
-    live = torch.arange(batch, device=weights.device)
+    live = torch.arange(batch, device=wide.device)
     # After this many blocks the space is everything.
     complete = -(-states // block)
     checkpoints = [c for c in CHECKPOINTS[block] if c < complete]

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ SYNC_EVERY = 8
 PATIENCE = 50
 ROUNDINGS = 4
 """Relative roundings that one step costs: of the chain, of its row sums, of the product, of the restart."""
+
+
+class Steps(Protocol):
+    """One step of B chains whose matrices do not exist."""
+
+    def step(self, x: Tensor) -> Tensor:
+        """(B, N) -> (B, N)."""
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        """The chains of some rows."""
+
+
+Walked: TypeAlias = Tensor | Steps
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,7 @@ class _Walks:
     """The walks still under way: one row of each tensor per walk."""
 
     row: Tensor
-    matrix: Tensor
+    matrix: Walked
     restart: Tensor
     limit: Tensor
     state: Tensor
@@ -60,13 +73,14 @@ class _Walks:
         return g
 
 
-def restart_step(x: Tensor, matrix: Tensor, alpha: float, restart: Tensor) -> Tensor:
+def restart_step(x: Tensor, matrix: Walked, alpha: float, restart: Tensor) -> Tensor:
     """X G for (B, N) distributions: what the chain does not carry on, by teleport or at a zero row, restarts.
 
     Restarting the remainder, and not 1 - alpha, keeps the sum at one to the last bit; without it
     float32 rows that sum to 1 + 1e-6 stall the iteration at some thousand tokens.
     """
-    carried = alpha * torch.bmm(x.unsqueeze(1), matrix).squeeze(1)
+    step = torch.bmm(x.unsqueeze(1), matrix).squeeze(1) if isinstance(matrix, Tensor) else matrix.step(x)
+    carried = alpha * step
     return carried + (1 - carried.sum(-1, keepdim=True)).clamp(min=0) * restart
 
 
@@ -79,7 +93,7 @@ def contraction(matrix: Tensor, alpha: float) -> Tensor:
 
 
 def iterate(
-    matrix: Tensor,
+    matrix: Walked,
     restart: Tensor,
     start: Tensor,
     alpha: float,
@@ -88,13 +102,14 @@ def iterate(
     accelerate: bool,
     max_iterations: int,
 ) -> Solution:
-    """Iterate x <- x G for B chains (B, N, N) until every walk has stopped.
+    """Iterate x <- x G for B chains, (B, N, N) or their `Steps`, until every walk has stopped.
 
     A walk stops when its error bound (or its last change, in L1) is below `tol` or below what the type can resolve;
     when the change has not improved for 50 steps; or after `max_iterations`. Walks never interact, so what one
     returns does not depend on its batch; finished ones leave it once they are a quarter.
     """
-    factor = contraction(matrix, alpha)
+    # Without a matrix there is no Doeblin coefficient to be had for less than a pass over all scores.
+    factor = contraction(matrix, alpha) if isinstance(matrix, Tensor) else alpha * torch.ones_like(widen(start[:, 0]))
     floor = ROUNDINGS * epsilon(start) / (1 - factor)
     goal = (tol - floor).clamp(min=0)
     # ||x_k - pi|| <= factor / (1 - factor) ||x_k - x_(k-1)||

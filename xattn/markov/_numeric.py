@@ -71,7 +71,8 @@ def chunks(rows: Tensor, states: int) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def _plain(device_type: str) -> Iterator[None]:
+def plain(device_type: str) -> Iterator[None]:
+    """No autograd graph, and the caller's autocast set aside."""
     with torch.no_grad():
         if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
             with torch.autocast(device_type, enabled=False):
@@ -87,7 +88,7 @@ def numeric(function: Callable[P, T]) -> Callable[P, T]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         values = [*args, *kwargs.values()]
         device = next((value.device.type for value in values if isinstance(value, Tensor)), "cpu")
-        with _plain(device):
+        with plain(device):
             return function(*args, **kwargs)
 
     return wrapper

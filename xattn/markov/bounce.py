@@ -46,9 +46,9 @@ def bounce(
     """
     check_direction(direction)
     check_unit(alpha, "alpha")
-    steps = _check_steps(n)
+    steps = check_steps(n)
     matrix = as_chain(chain).matrix if direction == "forward" else backward(chain)
-    x = _start(start, matrix)
+    x = as_start(start, matrix)
     batch = broadcast_batch(chain=matrix.shape[:-2], start=x.shape[:-1])
     x = x.expand(*batch, x.shape[-1])
     uniform = 1 / x.shape[-1]
@@ -62,7 +62,8 @@ def bounce(
     return torch.stack(frames, -2) if film else x.clone()
 
 
-def _check_steps(n: int) -> int:
+def check_steps(n: int) -> int:
+    """`n` as an integer that is not negative."""
     try:
         steps = index(n)
     except TypeError:
@@ -72,14 +73,15 @@ def _check_steps(n: int) -> int:
     return steps
 
 
-def _start(start: Tensor | int, matrix: Tensor) -> Tensor:
+def as_start(start: Tensor | int, like: Tensor) -> Tensor:
+    """A distribution, or the index of one token as a distribution (N,) of the type of `like`, (..., N)."""
     if isinstance(start, Tensor):
-        return distribution(start, matrix, "start")
-    states = matrix.shape[-1]
+        return distribution(start, like, "start")
+    states = like.shape[-1]
     if not isinstance(start, int) or isinstance(start, bool):
         raise ArgumentTypeError(f"start: expected a torch.Tensor or a token index, got {type(start).__name__}")
     if not -states <= start < states:
         raise ArgumentError(f"start: expected a token index below {states}, got {start}")
-    x = matrix.new_zeros(states)
+    x = like.new_zeros(states)
     x[start] = 1
     return x

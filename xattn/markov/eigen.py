@@ -71,10 +71,7 @@ def second_eigenvalue(chain: Tensor, rtol: float = 1e-3, mode: Mode = "default")
         >>> second_eigenvalue(torch.tensor([[0.75, 0.25], [0.5, 0.5]])).modulus
         tensor(0.2500)
     """
-    if mode not in ("default", "fast", "certified"):
-        raise ArgumentError(f"mode: expected 'default', 'fast' or 'certified', got {mode!r}")
-    if not isinstance(rtol, Real) or not rtol > 0:
-        raise ArgumentError(f"rtol: expected a positive number, got {rtol!r}")
+    check_options(rtol, mode)
     weights, dead = check_chain(check_square(chain))
     weights = fill_dead(weights, dead, distribution(None, weights))
     batch, states = weights.shape[:-2], weights.shape[-1]
@@ -91,6 +88,14 @@ def second_eigenvalue(chain: Tensor, rtol: float = 1e-3, mode: Mode = "default")
         (found.residual + epsilon(weights) * found.modulus).to(weights.dtype).reshape(batch),
         found.exact.reshape(batch),
     )
+
+
+def check_options(rtol: float, mode: str) -> None:
+    """Raise for an unknown mode or a tolerance that is not positive."""
+    if mode not in ("default", "fast", "certified"):
+        raise ArgumentError(f"mode: expected 'default', 'fast' or 'certified', got {mode!r}")
+    if not isinstance(rtol, Real) or not rtol > 0:
+        raise ArgumentError(f"rtol: expected a positive number, got {rtol!r}")
 
 
 @dataclass(frozen=True)
