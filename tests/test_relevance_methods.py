@@ -112,6 +112,20 @@ def test_words_and_exact_zeros_on_padding(name, method):
     assert distance(relevance[1:, :4], short) < 1e-6
 
 
+def test_causal_text_with_an_activation_that_is_written_out():
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    config = GPT2Config(n_embd=24, n_layer=2, n_head=2, n_positions=32, vocab_size=60, num_labels=5, pad_token_id=0,
+                        bos_token_id=1, eos_token_id=2)  # fmt: skip
+    model = tiny.seeded(GPT2ForSequenceClassification, config)
+    ids = tiny.words(2, 6)
+    for method in METHODS:
+        relevance = method(lambda x: model(input_ids=x).logits, precision="float64").attribute(ids, 1)
+        assert relevance.shape == (2, 6)
+        assert relevance.isfinite().all()
+        assert relevance.abs().max() > 0
+
+
 def test_cosine_logits_of_an_image_text_model():
     model = tiny.timm_vit()
     texts = torch.nn.functional.normalize(torch.randn(4, 24, generator=torch.Generator().manual_seed(3)), dim=-1)

@@ -79,6 +79,7 @@ class RuleSet:
 
 _COMMON: Mapping[str, Rule] = {
     **dict.fromkeys(("softmax", "norm", "normalize", "activation", "scale", "shift"), Identity()),
+    **dict.fromkeys(("pow", "__pow__", "square"), Identity()),  # in activations that are written out
     "gate": Uniform(),
 }
 
