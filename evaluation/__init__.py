@@ -22,20 +22,33 @@ from xattn.evaluation.segmentation import segmentation_scores, segmentation_tota
 
 if TYPE_CHECKING:
     from xattn.evaluation import stats as stats
+    from xattn.evaluation.datasets import Dataset, load_dataset
+    from xattn.evaluation.judges import Judge, Measured
+    from xattn.evaluation.presets import JUDGES, PRESETS
+    from xattn.evaluation.results import Results
+    from xattn.evaluation.runner import benchmark
 
 __all__ = [
+    "JUDGES",
     "METRICS",
+    "PRESETS",
     "Curve",
+    "Dataset",
+    "Judge",
+    "Measured",
     "Metric",
     "QuantusResult",
     "Removal",
+    "Results",
     "average_drop_increase",
+    "benchmark",
     "class_discrimination",
     "complexity",
     "control_maps",
     "deletion",
     "infidelity",
     "insertion",
+    "load_dataset",
     "parameter_randomization",
     "perturbation",
     "perturbation_2021",
@@ -56,7 +69,22 @@ __all__ = [
 ]
 
 
+# What brings scipy.stats or pyarrow, which are slow to import, is imported when it is asked for.
+_LAZY = {
+    "Dataset": "datasets",
+    "JUDGES": "presets",
+    "Judge": "judges",
+    "Measured": "judges",
+    "PRESETS": "presets",
+    "Results": "results",
+    "benchmark": "runner",
+    "load_dataset": "datasets",
+}
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name == "stats":  # brings scipy.stats, which is slow to import
+    if name == "stats":
         return import_module("xattn.evaluation.stats")
+    if name in _LAZY:
+        return getattr(import_module(f"xattn.evaluation.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'xattn.evaluation' has no attribute {name!r}")

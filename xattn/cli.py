@@ -13,6 +13,7 @@ import typer
 
 from xattn import __version__
 from xattn import _terminal as terminal
+from xattn._evaluate_cli import evaluate
 from xattn.errors import ArgumentError, XattnError
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def demo(
             terminal.say(str(path))
 
 
+app.command()(evaluate)
 
 
 @contextmanager

@@ -1,0 +1,153 @@
+"""A few samples with everything the judges share: clean logits, targets, and the relevance of one method."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from xattn._state import undisturbed
+from xattn.attributions import TransformerAttribution
+from xattn.errors import ArgumentError
+from xattn.evaluation._scores import clean_logits
+from xattn.evaluation._tokens import find_grid
+from xattn.evaluation.datasets import Sample
+
+if TYPE_CHECKING:
+    from xattn.layout import TokenLayout
+    from xattn.models.model import Model
+
+Explained: TypeAlias = Literal["predicted", "label"]
+
+
+class Shared:
+    """A model that answers a chunk's clean pictures from memory, and runs for all others.
+
+    Args:
+        forward: The model.
+        inputs: (B, C, H, W) clean pictures; views of them are recognised.
+        clean: (B, classes) their logits.
+    """
+
+    def __init__(self, forward: Callable[..., Any], inputs: Tensor, clean: Tensor) -> None:
+        self.forward, self.inputs, self.clean = forward, inputs, clean
+        self._version = inputs._version
+
+    def __call__(self, x: Tensor) -> Any:  # noqa: ANN401
+        """Logits of a batch."""
+        start = self._start(x)
+        return self.forward(x) if start is None else self.clean[start : start + len(x)].clone()
+
+    def _start(self, x: Tensor) -> int | None:
+        """Where these rows begin in the chunk, None if they are no unchanged rows of it."""
+        own = self.inputs
+        if x.untyped_storage().data_ptr() != own.untyped_storage().data_ptr() or x._version != self._version:
+            return None
+        offset = x.storage_offset() - own.storage_offset()
+        aligned = x.shape[1:] == own.shape[1:] and x.stride() == own.stride() and offset % own.stride(0) == 0
+        return offset // own.stride(0) if aligned else None
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Samples of one chunk, and one method's way to explain them.
+
+    Attributes:
+        forward: The model.
+        shared: The model, with the clean pictures' answers kept.
+        samples: B of them.
+        inputs: (B, C, H, W).
+        clean: (B, classes) logits of the inputs.
+        target: (B,) class that is explained.
+        mean: Of the normalisation.
+        std: Of the normalisation.
+        batch_size: Largest number of rows of one forward call.
+        seed: Of everything random.
+        layout: Roles of the tokens where the model states them.
+        method: The method whose relevance is judged.
+    """
+
+    forward: "Model"
+    shared: Shared
+    samples: Sequence[Sample]
+    inputs: Tensor
+    clean: Tensor
+    target: Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    batch_size: int
+    seed: int
+    layout: "TokenLayout | None" = None
+    method: Any = None
+    _grids: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict)
+
+    @property
+    def masks(self) -> Tensor:
+        """(B, H, W) masks of the samples."""
+        return torch.stack([sample.mask for sample in self.samples if sample.mask is not None])
+
+    def grid(self, relevance: Tensor) -> tuple[int, int] | None:
+        """(h, w) of the patches, if relevance is given per pixel."""
+        key = tuple(relevance.shape)
+        if key not in self._grids:
+            self._grids[key] = find_grid(self.forward, self.inputs, relevance)
+        return self._grids[key]
+
+    def labels(self, wanted_by: str) -> Tensor:
+        """(B,) classes of the samples.
+
+        Raises:
+            ArgumentError: If one is unknown, or no class of the model.
+        """
+        return sample_labels(self.samples, self.clean, wanted_by)
+
+    def attribute(self, target: Tensor) -> Tensor:
+        """(B, h, w) relevance of patches for these classes; (B, H, W) from a pixel method of another library."""
+        if isinstance(self.method, TransformerAttribution):
+            relevance: Tensor = self.method.attribute(
+                self.inputs, target=target, resolution="patch", internal_batch_size=self.batch_size
+            )
+            return relevance
+        parts = zip(self.inputs.split(self.batch_size), target.split(self.batch_size), strict=True)
+        pixels = [self.method.attribute(x.clone().requires_grad_(), target=t).detach().sum(1) for x, t in parts]
+        return torch.cat(pixels)
+
+
+def make_chunk(model: "Model", samples: Sequence[Sample], *, explained: Explained, batch_size: int, seed: int) -> Chunk:
+    """Stack the samples and run the model on them once.
+
+    Raises:
+        ArgumentError: If labels are to be explained and one is unknown.
+    """
+    inputs = torch.stack([sample.image for sample in samples])
+    with torch.no_grad(), undisturbed(model):
+        clean = clean_logits(model, inputs, batch_size)
+    target = clean.argmax(1) if explained == "predicted" else sample_labels(samples, clean, 'target="label"')
+    return Chunk(
+        model,
+        Shared(model, inputs, clean),
+        samples,
+        inputs,
+        clean,
+        target,
+        model.mean,
+        model.std,
+        batch_size,
+        seed,
+        model.layout,
+    )
+
+
+def sample_labels(samples: Sequence[Sample], logits: Tensor, wanted_by: str) -> Tensor:
+    """(B,) classes of the samples, of the logits' (B, classes).
+
+    Raises:
+        ArgumentError: If one is unknown, or no class of the model.
+    """
+    labels = [-1 if sample.label is None else sample.label for sample in samples]
+    for sample, label in zip(samples, labels, strict=True):
+        if not 0 <= label < logits.shape[1]:
+            found = "has none" if sample.label is None else f"has {label}, the model 0 to {logits.shape[1] - 1}"
+            raise ArgumentError(f"{wanted_by}: needs the model's class of each sample; {sample.name!r} {found}")
+    return torch.tensor(labels, device=logits.device)

@@ -1,0 +1,154 @@
+"""A summary as Markdown, LaTeX, CSV and HTML."""
+
+import csv
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from xattn.evaluation._summary import Cell, Column, Summary
+
+Shown = TypeVar("Shown")
+
+LEGEND = (
+    "bold: best, and different from every other method (paired Wilcoxon test, Holm, p < 0.05); "
+    "≈: not different from the best"
+)
+_CSV = (
+    *("protocol", "metric", "better", "method", "value", "low", "high"),
+    *("images", "undefined", "constant", "best", "significantly_best", "p_versus_best"),
+)
+_BETTER = {True: "higher", False: "lower", None: ""}
+_LATEX = re.compile(r"[&%$#_{}]")
+
+
+def lines(summary: Summary, cell: Callable[[Cell], Shown]) -> tuple[list[str], list[list[Shown | str]]]:
+    """Heads and rows of text for one protocol, the method's name first; undefined and constant maps where there are."""
+    counters = [
+        (title, count)
+        for title, count in (("undefined", summary.undefined), ("constant", summary.constant))
+        if any(map(count, summary.methods))
+    ]
+    head = ["method", *(column.title for column in summary.columns), *(title for title, _ in counters)]
+    body: list[list[Shown | str]] = [
+        [
+            name,
+            *(cell(summary.cells[name, column]) for column in summary.columns),
+            *(str(count(name)) for _, count in counters),
+        ]
+        for name in summary.methods
+    ]
+    return head, body
+
+
+def number(cell: Cell) -> str:
+    """Value with its interval, "-" where there is none."""
+    found = cell.interval
+    if np.isnan(found.estimate):
+        return "-"
+    if np.isnan(found.low):
+        return f"{found.estimate:.3f}"
+    return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def marked(cell: Cell, bold: Callable[[str], str]) -> str:
+    """Value with the marks of the legend."""
+    text = number(cell)
+    return bold(text) if cell.is_clear else f"{text} ≈" if cell.is_tied else text
+
+
+def caption(summary: Summary) -> str:
+    """What the numbers are."""
+    return f"{summary.images} images; {summary.confidence:.0%} bootstrap intervals over images; {LEGEND}."
+
+
+def to_markdown(summary: Summary) -> str:
+    """A GitHub table for each protocol."""
+    parts = []
+    for protocol, table in summary.by_protocol().items():
+        head, body = lines(table, lambda cell: marked(cell, lambda text: f"**{text}**"))
+        ruler = ["---", *("---:" for _ in head[1:])]
+        rows = ["| " + " | ".join(part.replace("|", "\\|") for part in row) + " |" for row in (head, ruler, *body)]
+        parts += [f"### {protocol}", "", *rows, ""]
+    return "\n".join([*parts, caption(summary), ""])
+
+
+def to_latex(summary: Summary) -> str:
+    """A `table` with booktabs rules for each protocol."""
+    parts = []
+    for protocol, table in summary.by_protocol().items():
+        head, body = lines(table, lambda cell: marked(cell, lambda text: f"\\textbf{{{text}}}"))
+        rows = [
+            " & ".join(map(_escape, head)),
+            *(" & ".join([_escape(row[0]), *map(_symbols, row[1:])]) for row in body),
+        ]
+        parts += [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_escape(f'{protocol}: {caption(table)}')}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"\toprule",
+            rf"{rows[0]} \\",
+            r"\midrule",
+            *(rf"{row} \\" for row in rows[1:]),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def to_csv(summary: Summary) -> str:
+    """One line per method and metric, numbers in full."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_CSV)
+    for (name, column), cell in summary.cells.items():
+        writer.writerow(_csv_row(name, column, cell))
+    return file.getvalue()
+
+
+def to_html(summary: Summary) -> str:
+    """A table for each protocol, and the caption."""
+    parts = []
+    for protocol, table in summary.by_protocol().items():
+        head, body = lines(table, html_cell)
+        top = "".join(f"<th>{html.escape(text)}</th>" for text in head)
+        rows = (
+            f"<tr><th>{html.escape(name)}</th>{''.join(f'<td>{text}</td>' for text in cells)}</tr>"
+            for name, *cells in body
+        )
+        parts.append(
+            f'<h3>{html.escape(protocol)}</h3><div class="wide"><table><thead><tr>{top}</tr></thead>'
+            f"<tbody>{''.join(rows)}</tbody></table></div>"
+        )
+    return "".join([*parts, f"<p>{html.escape(caption(summary))}</p>"])
+
+
+def html_cell(cell: Cell) -> str:
+    """Value with its marks, and the test's p as a tooltip."""
+    text = marked(cell, lambda value: f"<strong>{value}</strong>")
+    if cell.p_versus_best is None:
+        return text
+    return f'<span title="p against the best: {cell.p_versus_best:.3g}">{text}</span>'
+
+
+def _csv_row(name: str, column: Column, cell: Cell) -> Sequence[object]:
+    found, p = cell.interval, cell.p_versus_best
+    facts = column.protocol, column.metric.name, _BETTER[column.metric.higher_is_better], name
+    values = (found.estimate, found.low, found.high, found.n, found.undefined, cell.constant)
+    return (*facts, *values, int(cell.is_best), int(cell.is_clear), "" if p is None else p)
+
+
+def _escape(text: str) -> str:
+    return _symbols(_LATEX.sub(lambda found: "\\" + found[0], text))
+
+
+def _symbols(text: str) -> str:
+    for symbol, command in (("↑", r"$\uparrow$"), ("↓", r"$\downarrow$"), ("≈", r"$\approx$"), ("<", "$<$")):
+        text = text.replace(symbol, command)
+    return text

@@ -1,0 +1,141 @@
+"""Protocols by name, as the runner and the command line know them.
+
+A judge is a small function from a chunk of samples and their relevance to measured values. One of your own is one
+function and one `register`:
+
+    def judge_area(chunk, relevance):
+        return {"area": Measured((relevance > 0).double().mean((1, 2)))}
+
+    register(Judge("area", judge_area, (Metric("area", False, (0, 1), False, False, "part with relevance"),)))
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor
+
+from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.evaluation.metrics import METRICS, Metric
+
+if TYPE_CHECKING:
+    from xattn.evaluation._chunk import Chunk
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One metric of each sample.
+
+    Attributes:
+        values: (B,) numbers; NaN where undefined.
+        undefined: (B,) bool, samples whose map cannot be judged; by default where `values` is NaN.
+        constant: (B,) bool, samples whose map has one value only, so that position alone ranks it.
+        fractions: (S,) x-axis of the curve, if there is one.
+        curves: (B, S).
+    """
+
+    values: Tensor
+    undefined: Tensor | None = None
+    constant: Tensor | None = None
+    fractions: Tensor | None = None
+    curves: Tensor | None = None
+
+
+JudgeFunction: TypeAlias = Callable[..., Mapping[str, Measured]]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A protocol with its options.
+
+    Attributes:
+        name: On the command line and in tables.
+        function: (chunk, relevance, **options) to measured values by metric.
+        metrics: What it measures, in the order of tables.
+        options: Keyword arguments that differ from the function's defaults.
+        needs_mask: Whether samples must have masks.
+        needs_objects: Whether samples must have two objects with masks of their own.
+        counts: Names of measured values that are no scores, such as pixel counts; they are stored, not shown.
+    """
+
+    name: str
+    function: JudgeFunction
+    metrics: tuple[Metric, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs_mask: bool = False
+    needs_objects: bool = False
+    counts: tuple[str, ...] = ()
+
+    def configured(self, **options: Any) -> "Judge":  # noqa: ANN401
+        """The same protocol with other options.
+
+        Raises:
+            ArgumentError: If it has no such option.
+        """
+        known = _options(self.function)
+        for name in options:
+            if name not in known:
+                raise ArgumentError(f"protocols: {self.name} has no option {name!r}; it has {', '.join(known)}")
+        return replace(self, options={**self.options, **options})
+
+    def configuration(self) -> dict[str, Any]:
+        """Name and all options, defaults included; with the source of functions that are not of xattn."""
+        facts = {"protocol": self.name, **_options(self.function), **self.options}
+        if not self.function.__module__.startswith("xattn."):
+            facts["function"] = _source(self.function)
+        return facts
+
+    def __call__(self, chunk: "Chunk", relevance: Tensor) -> Mapping[str, Measured]:
+        """Measure one chunk."""
+        return self.function(chunk, relevance, **self.options)
+
+
+JUDGES: dict[str, Judge] = {}
+"""Every protocol by name."""
+
+
+def register(judge: Judge) -> Judge:
+    """Make a protocol known by its name.
+
+    Raises:
+        ArgumentError: If the name is taken.
+    """
+    if judge.name in JUDGES:
+        raise ArgumentError(f"name: there is a protocol {judge.name!r} already")
+    JUDGES[judge.name] = judge
+    return judge
+
+
+def find_judge(protocol: str | Judge) -> Judge:
+    """A protocol by its name; one that is configured already stays as it is.
+
+    Raises:
+        ArgumentError: If there is none of that name; the message lists them.
+        ArgumentTypeError: If it is neither.
+    """
+    if isinstance(protocol, Judge):
+        return protocol
+    if not isinstance(protocol, str):
+        raise ArgumentTypeError(f"protocols: expected names or Judge objects, got {protocol!r}")
+    wanted = protocol.strip().lower().replace("_", "-")
+    if wanted not in JUDGES:
+        raise ArgumentError(f"protocol: expected one of {', '.join(JUDGES)}; got {protocol!r}")
+    return JUDGES[wanted]
+
+
+def metric(name: str, known: str = "") -> Metric:
+    """A metric of the registry under its own name or another one."""
+    return replace(METRICS[known or name], name=name)
+
+
+def _options(function: JudgeFunction) -> dict[str, Any]:
+    parameters = list(inspect.signature(function).parameters.values())[2:]
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def _source(function: JudgeFunction) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return function.__qualname__

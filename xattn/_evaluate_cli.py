@@ -1,0 +1,216 @@
+"""The command `xattn evaluate`. Heavy imports wait inside it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xattn import _terminal as terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from xattn.evaluation._summary import Cell, Summary
+    from xattn.evaluation.engines import Engine
+    from xattn.evaluation.judges import Judge
+    from xattn.evaluation.results import Results
+
+_QUICK = {"limit": 16, "fractions": (0.0, 0.25, 0.5, 0.75, 1.0)}
+_DEFAULT = ("perturbation", "segmentation")
+_WIDTH = 3  # metrics side by side, so that a table fits 80 columns
+_INTERRUPTED = 130
+
+
+def evaluate(
+    model: Annotated[str, typer.Option("--model", "-m", help="`xattn models` lists them.")] = "demo",
+    data: Annotated[
+        str,
+        typer.Option(help="demo, demo-two-object, a folder (pictures by class, or images/ and masks/), .csv or .mat."),
+    ] = "demo",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Names from `xattn methods`, separated by commas; all by default.", show_default=False),
+    ] = None,
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names separated by commas: perturbation, perturbation-2021, insertion-deletion, token-masking, "
+            f"segmentation, localization, discrimination. By default {' and '.join(_DEFAULT)}.",
+            show_default=False,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="A published evaluation: perturbation-2021, segmentation-2021 or masking.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for rows, tables and report; a run in it is taken up again.")
+    ] = Path("xattn-evaluation"),
+    limit: Annotated[
+        int | None, typer.Option(help="At most this many pictures; 100 by default for the scenes.", show_default=False)
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick/--no-quick", help=f"{_QUICK['limit']} pictures and few steps: under a minute.")
+    ] = False,
+    negative: Annotated[
+        bool,
+        typer.Option("--negative/--no-negative", help="Perturbation also with the least relevant pixels first."),
+    ] = True,
+    correct_only: Annotated[
+        bool, typer.Option("--correct-only/--all-pictures", help="Print correctly classified pictures only.")
+    ] = False,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken/--stop-at-broken", help="Count unusable pictures, or stop at the first.")
+    ] = True,
+    target: Annotated[str, typer.Option(help="Class to explain: predicted or label.")] = "predicted",
+    seed: Annotated[int, typer.Option(help="Of methods and fills that draw random numbers.")] = 0,
+    chunk: Annotated[int, typer.Option(help="Pictures per chunk; part of what makes runs equal bit by bit.")] = 16,
+    batch: Annotated[int, typer.Option(help="Most pictures per call of the model.")] = 32,
+    engine: Annotated[str, typer.Option(help="local, or ray (one model per worker).")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Of the engine ray.", show_default=False)] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cpu or cuda.", show_default=False)] = None,
+    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Judge methods by protocols: one table with intervals, and a report."""
+    from xattn.cli import _reporting
+
+    with _reporting(debug), _interruptible(out):
+        import warnings
+
+        from xattn.evaluation.datasets import NAMED, load_dataset
+        from xattn.evaluation.runner import benchmark
+
+        limit = limit if limit is not None else int(str(_QUICK["limit"])) if quick else 100 if data in NAMED else None
+        dataset = load_dataset(data, n=limit)
+        judges, explained = _judges(_names(protocol), preset, dataset.has_masks, quick=quick, negative=negative)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            results = benchmark(
+                model,
+                dataset,
+                _names(method),
+                judges,
+                out,
+                engine=_engine(engine, workers, address),
+                seed=seed,
+                target=explained if preset and target == "predicted" else _target(target),
+                chunk_size=chunk,
+                batch_size=batch,
+                on_broken="skip" if skip_broken else "raise",
+                device=device,
+                progress=True,
+            )
+        _print(results, correct_only)
+        for path in _write(results, out):
+            terminal.say(f"Wrote {path}")
+
+
+def _names(given: Sequence[str] | None) -> list[str] | None:
+    return [name for part in given or [] for name in part.split(",") if name.strip()] or None
+
+
+def _judges(
+    names: list[str] | None, preset: str | None, has_masks: bool, *, quick: bool, negative: bool
+) -> "tuple[list[Judge], Any]":
+    """Protocols with the options that the flags ask for, and the class to explain."""
+    from xattn.evaluation.judges import find_judge
+    from xattn.evaluation.presets import find_preset
+
+    if preset is not None and names:
+        raise typer.BadParameter("give either --preset or --protocol", param_hint="--preset")
+    chosen = find_preset(preset) if preset is not None else None
+    wanted: Sequence[str | Judge] = chosen.protocols if chosen else names or _DEFAULT[: 2 if has_masks else 1]
+    judges = []
+    for judge in map(find_judge, wanted):
+        options = judge.configuration()
+        changed: dict[str, Any] = {}
+        if not negative and "negative" in options.get("orders", ()):
+            changed["orders"] = ("positive",)
+        if quick and "fractions" in options:
+            changed["fractions"] = _QUICK["fractions"]
+        judges.append(judge.configured(**changed) if changed else judge)
+    return judges, chosen.target if chosen else "predicted"
+
+
+def _target(target: str) -> Any:  # noqa: ANN401
+    if target not in ("predicted", "label"):
+        raise typer.BadParameter(f"expected predicted or label; got {target!r}", param_hint="--target")
+    return target
+
+
+def _engine(name: str, workers: int | None, address: str | None) -> "str | Engine":
+    if name != "ray" and (workers is not None or address is not None):
+        raise typer.BadParameter("--workers and --address are for --engine ray", param_hint="--engine")
+    if name != "ray":
+        return name
+    from xattn.evaluation.engines import RayEngine, import_ray
+
+    import_ray()
+    return RayEngine(address, workers)
+
+
+@contextmanager
+def _interruptible(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        terminal.say(
+            f"interrupted: what was finished is kept in {out}, and the same command goes on from there", to_stderr=True
+        )
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _print(results: "Results", correct_only: bool) -> None:
+    from xattn.evaluation._formats import caption
+
+    summary = results.table(correct_only=correct_only)
+    for protocol, table in summary.by_protocol().items():
+        for start in range(0, len(table.columns), _WIDTH):
+            terminal.show(_table(protocol, replace(table, columns=table.columns[start : start + _WIDTH])))
+    terminal.say(caption(summary))
+    for name, reason in results.refused.items():
+        terminal.say(f"left out {name}: {reason}")
+    if results.skipped:
+        terminal.say(f"{len(results.skipped)} pictures could not be used:")
+        for reason in results.skipped.values():
+            terminal.say(f"  {reason}")
+
+
+def _table(protocol: str, summary: "Summary") -> "Table":
+    from xattn.evaluation._formats import lines
+
+    head, body = lines(summary, _cell)
+    filled = terminal.table(protocol, *head[1:])
+    for column in filled.columns:
+        column.no_wrap = True
+    for row in body:
+        filled.add_row(*row)
+    return filled
+
+
+def _cell(cell: "Cell") -> "Text":
+    """Value in the first line, its interval in the second."""
+    from rich.text import Text
+
+    from xattn.evaluation._formats import number
+
+    value, _, interval = number(cell).partition(" ")
+    text = Text(f"{value} ≈" if cell.is_tied else value, style="bold" if cell.is_clear else "")
+    return text.append(f"\n{interval}", style="dim not bold") if interval else text
+
+
+def _write(results: "Results", out: Path) -> list[Path]:
+    return [
+        results.report(out / "report.html"),
+        results.to_parquet(out / "rows.parquet"),
+        results.to_csv(out / "table.csv"),
+        results.to_markdown(out / "table.md"),
+        results.to_latex(out / "table.tex"),
+    ]
