@@ -1,0 +1,58 @@
+"""The README is true: its code runs, its table is the registry, its commands exist, its figures are the records'."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xattn.attributions import methods
+from xattn.models import demo, photos
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def method_table():
+    """The table of the README, made from the registry."""
+    lines = [
+        "| name | class | what it shows | asks for a class | backward pass | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, method in methods.items():
+        specific, gradient = ("yes" if fact else "no" for fact in (method.is_class_specific, method.needs_gradient))
+        lines.append(
+            f"| `{name}` | `{method.__name__}` | {method.summary} | {specific} | {gradient} | {method.paper} |"
+        )
+    return "\n".join(lines)
+
+
+def test_the_table_is_the_registry():
+    shown = re.search(r"<!-- methods:.*?-->\n(.*?)\n<!-- /methods -->", README, re.DOTALL)
+    assert shown
+    assert shown.group(1) == method_table()
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_python_blocks_run(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_commands_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", README):
+        assert f"\n{target}:" in makefile
+
+
+def test_links_and_pictures_exist():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_figures_are_those_of_the_records():
+    test = photos.record()["test"]
+    low, high = test["wilson95"]
+    assert f"{test['accuracy']:.1%}".replace("%", " %") in README
+    assert f"{low * 100:.1f} to {high * 100:.1f} %" in README
+    test = demo.record()["test"]
+    assert f"{test['accuracy'] * 100:.1f} %" in README
