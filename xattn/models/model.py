@@ -1,13 +1,13 @@
 """A loaded model: the network with what is needed to feed it and to read its answer."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from xattn.errors import ArgumentError, UnsupportedModelError
+from xattn.errors import ArgumentError
+from xattn.models.classifier import Classifier
 from xattn.models.image import ImageLike, Preprocess
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(Classifier):
     """A network ready to be explained; calling it returns logits, so it serves as captum's `forward_func`.
 
     Attributes:
@@ -51,17 +51,6 @@ class Model:
     layout: "TokenLayout | None" = None
     description: str = ""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        """Runs the module and returns its logits (B, classes)."""
-        output = self.module(*args, **kwargs)
-        output = getattr(output, "logits", output)
-        if not isinstance(output, Tensor):
-            raise UnsupportedModelError(
-                f"model {self.name!r}: the output must be logits, or have a field `logits`; "
-                f"got {type(output).__name__}. Wrap the module in a function that returns logits."
-            )
-        return output
-
     @property
     def mean(self) -> tuple[float, ...]:
         """Mean of the normalisation, per channel."""
@@ -71,16 +60,6 @@ class Model:
     def std(self) -> tuple[float, ...]:
         """Standard deviation of the normalisation, per channel."""
         return self.transform.std
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return next(self.module.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the parameters."""
-        return next(self.module.parameters()).dtype
 
     def preprocess(self, image: ImageLike) -> Tensor:
         """A file name, PIL image, (H, W, C) array or (C, H, W) tensor to the (C, h, w) tensor the module wants."""
@@ -106,22 +85,3 @@ class Model:
             [Prediction(self.class_name(i), i, p) for i, p in zip(indices, values, strict=True)]
             for indices, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
-
-    def class_name(self, index: int) -> str:
-        """Name of a class, or its number where names are not known."""
-        return self.classes[index] if index < len(self.classes) else f"class {index}"
-
-    def class_index(self, target: str | int) -> int:
-        """Number of a class given by its name or number; an unknown one raises and lists the choices."""
-        if isinstance(target, int) or target.strip().lstrip("-").isdigit():
-            index = int(target)
-            if index < 0 or (self.classes and index >= len(self.classes)):
-                raise ArgumentError(
-                    f"target: model {self.name!r} has classes 0 to {len(self.classes) - 1}; got {index}."
-                )
-            return index
-        names = [name.lower() for name in self.classes]
-        if target.lower() in names:
-            return names.index(target.lower())
-        near = get_close_matches(target.lower(), names, 5) or names[:12]
-        raise ArgumentError(f"target: model {self.name!r} has no class {target!r}; e.g. {', '.join(near)}.")

