@@ -37,6 +37,7 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
         needs_gradient: Whether a backward pass runs.
         needs_class_token: Whether models without one are refused.
         is_control: Whether it is a baseline that ignores what the model did.
+        is_signed: Whether relevance can be negative (evidence against); otherwise its range is [0, inf).
         level: "token" if `_relevance` is (B, N), "pixel" if it has the inputs' shape.
     """
 
@@ -48,6 +49,7 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
     needs_gradient: ClassVar[bool] = False
     needs_class_token: ClassVar[bool] = False
     is_control: ClassVar[bool] = False
+    is_signed: ClassVar[bool] = False
     level: ClassVar[Literal["token", "pixel"]] = "token"
 
     def __init__(

@@ -34,6 +34,7 @@ class LRP(RelevanceAttribution):
     summary = "relevance propagated through every layer to the input"
     paper = "Bach et al., PLOS ONE 2015; Chefer et al., CVPR 2021"
     level = "pixel"
+    is_signed = True
     _from_sums = 10.0
 
     def __init__(

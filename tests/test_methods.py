@@ -12,6 +12,9 @@ from torch import nn
 from xattn.attributions import methods
 from xattn.errors import ArgumentError, UnsupportedModelError
 
+# Some rules of relevance propagation warn, rightly, that rounding may decide a map.
+pytestmark = pytest.mark.filterwarnings("ignore:.*nearly cancel")
+
 pairs = pytest.mark.parametrize(("method", "layout"), PAIRS)
 word_pairs = pytest.mark.parametrize(("method", "layout"), WORD_PAIRS)
 every_method = pytest.mark.parametrize("method", methods)
@@ -30,6 +33,12 @@ def test_explains_what_its_metadata_promises(method, layout):
     relevance = explain(method, layout)
     assert relevance.isfinite().all()
     assert relevance.abs().sum() > 0
+
+
+@every_method
+def test_only_signed_methods_give_negative_relevance(method):
+    negative = any((explain(method, layout) < 0).any() for m, layout in PAIRS if m == method)
+    assert negative == methods[method].is_signed
 
 
 @pytest.mark.parametrize(("method", "layout"), REFUSED)
