@@ -66,10 +66,9 @@ class ZeroShot(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, texts) of images (B, C, H, W)."""
         features = _features(getattr(self.module, self._encode_image)(images), "image")
-        features = features / features.norm(dim=-1, keepdim=True)
-        return features @ self.text_features.to(features).T * self.logit_scale.to(features) + self.logit_bias.to(
-            features
-        )
+        cosines = _unit(features) @ self.text_features.to(features).T
+        logits: Tensor = cosines * self.logit_scale.to(features) + self.logit_bias.to(features)
+        return logits
 
     def extra_repr(self) -> str:
         """Number of texts, for the representation of the module."""
