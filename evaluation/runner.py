@@ -83,6 +83,8 @@ def benchmark(
     chosen = choose_methods(methods)
     runs_on = find_engine(engine)
     data = dataset if isinstance(dataset, Dataset) else load_dataset(dataset)
+    if not len(data):
+        raise ArgumentError(f"dataset: {data.name!r} is empty")
     check_needs(judges, data, target)
     folder = Path(out)
     _check_folder(folder)

@@ -1,0 +1,347 @@
+"""Runs: rows equal direct calls, nothing is mixed, nothing is lost, and what cannot be used is counted."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from run_models import Painted, Picked, tiny, values
+
+from xattn.attributions import RawAttention, TokenRank
+from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
+from xattn.evaluation import (
+    JUDGES,
+    Measured,
+    benchmark,
+    load_dataset,
+    perturbation,
+    perturbation_2021,
+    pointing_game,
+    segmentation_scores,
+    token_masking,
+)
+from xattn.evaluation import judges as judges_module
+from xattn.evaluation._rows import MEASURED, SCHEMA
+from xattn.evaluation.datasets import BrokenSampleError
+from xattn.evaluation.judges import Judge, register
+from xattn.evaluation.metrics import Metric
+
+METHODS = ["token_rank", "raw_attention"]
+SCENES = load_dataset("demo", n=5, seed=5)
+
+
+@pytest.fixture
+def model():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return SCENES
+
+
+def same(rows):
+    return rows.drop_columns(MEASURED).to_pylist()
+
+
+def batch(data, model):
+    samples = list(data.samples(model))
+    return torch.stack([s.image for s in samples]), torch.stack([s.mask for s in samples])
+
+
+def close(found, expected):
+    np.testing.assert_allclose(list(found.values()), expected.detach().numpy(), atol=1e-6)
+
+
+def test_rows_are_those_of_direct_calls(model, scenes, tmp_path):
+    protocols = ["perturbation", "segmentation", "localization", "token-masking", "insertion-deletion"]
+    rows = benchmark(model, scenes, METHODS, protocols, tmp_path, chunk_size=2).rows
+    assert rows.schema == SCHEMA
+    x, mask = batch(scenes, model)
+    target = model(x).argmax(1)
+    relevance = TokenRank(model).attribute(x, target=target, resolution="patch")
+    for order in ("positive", "negative"):
+        curve = perturbation(model, x, relevance, target, order=order)
+        close(values(rows, "tokenrank", "perturbation", order), curve.auc())
+        stored = values(rows, "tokenrank", "perturbation", order, column="curve")
+        close(stored, curve.values)
+    scores = segmentation_scores(relevance, mask)
+    for name in ("tp", "iou", "ap"):
+        close(values(rows, "tokenrank", "segmentation", name), scores[name])
+    close(values(rows, "tokenrank", "localization", "pointing_game"), pointing_game(relevance, mask))
+    for how in ("fill", "drop", "attention"):
+        curve = token_masking(model, x, relevance, target, how=how)
+        close(values(rows, "tokenrank", "token-masking", f"{how}_positive"), curve.auc())
+    first = rows.to_pylist()[0]
+    assert first["prediction"] == first["target"] == int(target[0])
+    assert first["sample"] == "0"
+    assert first["model"] == "tiny"
+    assert '"torch"' in first["versions"]
+
+
+def test_the_label_can_be_explained(model, scenes, tmp_path):
+    labelled = [i for i, s in enumerate(scenes.samples(model)) if s.label is not None]
+    assert labelled != list(range(len(scenes)))
+    with pytest.raises(ArgumentError, match="has none"):
+        benchmark(model, scenes, METHODS, out=tmp_path, target="label")
+    data = Picked(scenes, labelled)
+    rows = benchmark(model, data, "raw_attention", ["perturbation-2021"], tmp_path, target="label").rows
+    sample = data.sample(0, model)
+    x = sample.image[None]
+    relevance = RawAttention(model).attribute(x, resolution="patch")
+    curve = perturbation_2021(model, x, relevance, torch.tensor([sample.label]))["hit"]
+    assert values(rows, "raw_attention", "perturbation-2021", "positive")[0] == curve.auc("published_2021").item()
+    assert values(rows, "raw_attention", column="target")[0] == sample.label
+
+
+def test_two_objects_are_told_apart_by_class_specific_methods_only(model, tmp_path):
+    data = load_dataset("demo-two-object", n=40)
+    known = [i for i in range(40) if len(data.sample(i, model).object_labels) == 2]
+    data = Picked(data, known)
+    rows = benchmark(model, data, ["raw_attention", "prediction_map"], ["discrimination"], tmp_path).rows
+    assert set(values(rows, "raw_attention", "discrimination", "both").values()) == {0.0}
+    assert set(values(rows, "raw_attention", "discrimination", "per_target").values()) == {0.5}
+    assert len(values(rows, "prediction_map", "discrimination", "both")) == len(known) > 2
+
+
+def test_maps_and_clean_answers_are_computed_once_per_chunk(model, scenes, tmp_path):
+    benchmark(model, scenes, "raw_attention", ["segmentation"], tmp_path / "a", chunk_size=5)
+    assert model.module.rows == 10  # clean answers, and the method's own forward
+    benchmark(
+        model, scenes, "raw_attention", ["segmentation", "localization", "perturbation"], tmp_path / "b", chunk_size=5
+    )
+    assert model.module.rows == 20 + 2 * 10 * 5  # both orders, ten steps without the first
+
+
+def test_nothing_is_done_twice(model, scenes, tmp_path):
+    first = benchmark(model, scenes, METHODS, out=tmp_path, chunk_size=2)
+    before = model.module.rows
+    assert same(benchmark(model, scenes, METHODS, out=tmp_path, chunk_size=2).rows) == same(first.rows)
+    assert model.module.rows == before
+    longer = benchmark(model, load_dataset("demo", n=7, seed=5), METHODS, out=tmp_path, chunk_size=2)
+    assert same(longer.rows)[: 4 * 4] == same(first.rows)[: 4 * 4]
+    assert model.module.rows - before == 3 * (1 + 2 * (1 + 20))  # samples 4 to 6: their chunk has grown
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"target": "label"},
+        {"chunk_size": 5},
+        {"methods": {"raw_attention": "token_rank"}},
+        {"protocols": JUDGES["perturbation"].configured(fill="mean")},
+        {"model": tiny(crop="squash")},
+        {"dataset": load_dataset("demo", n=2, seed=1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_changed_configuration_never_meets_old_rows(change, tmp_path):
+    known = [i for i, sample in enumerate(SCENES.samples(tiny())) if sample.label is not None]
+    arguments = {"model": tiny(), "dataset": Picked(SCENES, known[:2]), "methods": "raw_attention", "chunk_size": 2}
+    arguments["protocols"] = "perturbation"
+    benchmark(**arguments, out=tmp_path)
+    files = set(tmp_path.rglob("*.parquet"))
+    benchmark(**arguments | change, out=tmp_path)
+    assert len(set(tmp_path.rglob("*.parquet"))) == 2 * len(files)
+
+
+def test_weights_are_part_of_the_configuration(scenes, tmp_path):
+    model = tiny()
+    first = benchmark(model, scenes, "raw_attention", out=tmp_path)
+    with torch.no_grad():
+        model.module.inner.head.bias[0] += 1
+    second = benchmark(model, scenes, "raw_attention", out=tmp_path)
+    assert first.facts["model_hash"] != second.facts["model_hash"]
+    assert values(first.rows, "raw_attention") != values(second.rows, "raw_attention")
+
+
+def test_batch_and_chunk_sizes_do_not_matter(model, scenes, tmp_path):
+    found = [
+        benchmark(model, scenes, METHODS, ["perturbation", "token-masking", "segmentation"], tmp_path, **sizes).rows
+        for sizes in ({"chunk_size": 5}, {"chunk_size": 2, "batch_size": 3})
+    ]
+    key = ("method", "protocol", "metric", "sample_index")
+    first, second = ({tuple(r[k] for k in key): r["value"] for r in rows.to_pylist()} for rows in found)
+    assert first.keys() == second.keys()
+    np.testing.assert_allclose([first[k] for k in first], [second[k] for k in first], atol=1e-6)
+
+
+def test_equal_sizes_give_equal_bits(model, scenes, tmp_path):
+    protocols = [JUDGES["perturbation"].configured(fill="noise"), "segmentation"]
+    one, two = (benchmark(model, scenes, ["random"], protocols, tmp_path / n).rows for n in "ab")
+    assert same(one) == same(two)
+
+
+def test_broken_samples_are_counted_or_fatal(model, tmp_path):
+    folder = tmp_path / "data"
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for i in range(4):
+        Image.fromarray(generator.integers(0, 255, (40, 40, 3), np.uint8)).save(folder / "images" / f"{i}.png")
+        mask = np.zeros((40, 40 if i != 2 else 39), np.uint8)
+        mask[10:20, 10:30] = 255
+        Image.fromarray(mask).save(folder / "masks" / f"{i}.png")
+    (folder / "images" / "1.png").write_bytes(b"no picture")
+    run = (model, folder, "raw_attention", ["segmentation"])
+    for _ in range(2):  # computed, then read back
+        results = benchmark(*run, tmp_path / "out", chunk_size=1)
+        assert set(values(results.rows, "raw_attention", "segmentation", "iou")) == {0, 3}
+        assert set(results.skipped) == {"images/1.png", "images/2.png"}
+        assert "not a readable picture" in results.skipped["images/1.png"]
+        assert "39x40 pixels, the picture 40x40" in results.skipped["images/2.png"]
+        assert results.facts["skipped"] == 2
+    with pytest.raises(BrokenSampleError, match=r"images/1\.png"):
+        benchmark(*run, tmp_path / "out", on_broken="raise")
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(folder / "images" / "1.png")
+    before = model.module.rows
+    assert set(benchmark(*run, tmp_path / "out", chunk_size=1).skipped) == {"images/2.png"}
+    assert model.module.rows - before == 2  # the repaired picture alone
+
+
+def test_undefined_maps_are_counted_and_not_averaged(model, scenes, tmp_path):
+    x, _ = batch(scenes, model)
+    limit = x[:, 0, 0, 0].sort().values[-2].item()  # one picture lies above
+    bad = int(x[:, 0, 0, 0].argmax())
+    methods = {"good": Painted(), "bad": Painted(limit), "flat": Painted(constant=True)}
+    results = benchmark(model, scenes, methods, ["perturbation", "segmentation"], tmp_path)
+    assert np.isnan(values(results.rows, "bad", "perturbation", "positive")[bad])
+    assert values(results.rows, "bad", "perturbation", column="undefined")[bad]
+    table = results.table()
+    cells = {(method, c.protocol, c.metric.name): cell for (method, c), cell in table.cells.items()}
+    good, partly = values(results.rows, "good", "segmentation", "iou"), cells["bad", "segmentation", "iou"]
+    assert partly.interval.estimate == pytest.approx(np.mean([v for i, v in good.items() if i != bad]))
+    for metric in ("iou", "miou_dataset", "ap"):
+        assert cells["bad", "segmentation", metric].interval.undefined == 1
+        assert cells["flat", "segmentation", metric].interval.undefined == 5
+    assert cells["bad", "perturbation", "positive"].interval.n == 4
+    assert cells["flat", "perturbation", "positive"].constant == 5
+    assert cells["flat", "perturbation", "positive"].interval.undefined == 0
+
+
+def test_a_full_disk_says_so_and_keeps_what_was_done(model, scenes, tmp_path, monkeypatch):
+    from xattn.evaluation import _rows
+
+    write, calls = _rows.pq.write_table, []
+
+    def full(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(_rows.pq, "write_table", full)
+    with pytest.raises(ArgumentError, match=r"No space left on device.*goes on from there"):
+        benchmark(model, scenes, METHODS, out=tmp_path)
+    assert [file.suffix for file in tmp_path.rglob("*") if file.is_file()] == [".parquet"]
+    before = model.module.rows
+    benchmark(model, scenes, METHODS, out=tmp_path)
+    assert model.module.rows - before == 5 * (1 + 1 + 20)
+
+
+def test_an_interrupt_leaves_what_was_finished(model, scenes, tmp_path, monkeypatch):
+    whole = same(benchmark(model, scenes, METHODS, out=tmp_path / "whole", chunk_size=2).rows)
+    inner, calls = model.module.inner.forward, []
+
+    def interrupted(x):
+        calls.append(x)
+        if len(calls) == 12:
+            raise KeyboardInterrupt
+        return inner(x)
+
+    monkeypatch.setattr(model.module.inner, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark(model, scenes, METHODS, out=tmp_path / "cut", chunk_size=2)
+    assert 0 < len(list((tmp_path / "cut").rglob("*.parquet"))) < 6
+    assert same(benchmark(model, scenes, METHODS, out=tmp_path / "cut", chunk_size=2).rows) == whole
+
+
+def test_a_damaged_file_is_made_again(model, scenes, tmp_path):
+    whole = same(benchmark(model, scenes, METHODS, out=tmp_path).rows)
+    file = next(tmp_path.rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:100])
+    assert same(benchmark(model, scenes, METHODS, out=tmp_path).rows) == whole
+
+
+def test_abandoned_files_are_removed(model, scenes, tmp_path):
+    benchmark(model, scenes, "raw_attention", out=tmp_path)
+    folder = next(tmp_path.rglob("*.parquet")).parent
+    for name, age in (("old", 7200), ("young", 0)):
+        (folder / f".{name}.partial").touch()
+        when = (folder / f".{name}.partial").stat().st_mtime - age
+        os.utime(folder / f".{name}.partial", (when, when))
+    benchmark(model, scenes, "raw_attention", out=tmp_path)
+    assert [file.name for file in folder.glob(".*")] == [".young.partial"]
+
+
+def test_methods_that_refuse_the_model_are_reported_or_fatal(scenes, tmp_path):
+    from tiny_models import timm_vit
+
+    from xattn.models.image import Preprocess
+    from xattn.models.model import Model
+
+    pooled = Model("pooled", timm_vit(class_token=False, global_pool="avg"), Preprocess((32, 32)))
+    results = benchmark(pooled, scenes, None, ["segmentation"], tmp_path, limit=1)
+    assert "class token" in results.refused["dino_attention"]
+    assert "dino_attention" not in results.methods
+    assert "tokenrank" in results.methods
+    with pytest.raises(UnsupportedModelError, match="class token"):
+        benchmark(pooled, scenes, ["dino_attention"], ["segmentation"], tmp_path / "b", limit=1)
+
+
+def test_a_protocol_of_ones_own(model, scenes, tmp_path, monkeypatch):
+    monkeypatch.setattr(judges_module, "JUDGES", dict(JUDGES))
+
+    def area(chunk, relevance, *, above=0.0):
+        return {"area": Measured((relevance > above).double().mean((1, 2)))}
+
+    about = Metric("area", False, (0.0, 1.0), False, False, "part with relevance")
+    judge = register(Judge("area", area, (about,)))
+    results = benchmark(model, scenes, METHODS, ["area"], tmp_path)
+    assert set(values(results.rows, "tokenrank", "area", "area").values()) == {1.0}
+    high = benchmark(model, scenes, METHODS, [judge.configured(above=2.0)], tmp_path)
+    assert set(values(high.rows, "tokenrank", "area", "area").values()) == {0.0}
+    assert "area ↓" in str(results.table())
+    with pytest.raises(ArgumentError, match="already"):
+        register(judge)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protocols": "perturbate"}, "protocol: expected one of .*localization.*got 'perturbate'"),
+        ({"protocols": []}, "at least one"),
+        ({"protocols": ["segmentation", "segmentation"]}, "each name once"),
+        ({"protocols": "discrimination"}, "two objects"),
+        ({"methods": "nonsense"}, "method: expected one of"),
+        ({"dataset": "nowhere"}, "no file or folder 'nowhere'"),
+        ({"model": "nothing"}, "there is no model 'nothing'"),
+        ({"engine": "spark"}, "engine: expected local, ray"),
+        ({"limit": 0}, "limit: expected a positive integer"),
+        ({"chunk_size": True}, "chunk_size"),
+        ({"target": "best"}, "target: expected one of predicted, label"),
+        ({"on_broken": "ignore"}, "on_broken"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_any_work(change, message, scenes, tmp_path):
+    model = tiny()
+    arguments = {"model": model, "dataset": scenes, "methods": METHODS, "out": tmp_path} | change
+    with pytest.raises(ArgumentError, match=message):
+        benchmark(**arguments)
+    assert model.module.rows == 0
+
+
+def test_only_models_are_taken(scenes, tmp_path):
+    with pytest.raises(ArgumentTypeError, match="Preprocess"):
+        benchmark(tiny().module, scenes, METHODS, out=tmp_path)
+    with pytest.raises(ArgumentError, match="no option 'colour'"):
+        JUDGES["perturbation"].configured(colour="red")
+
+
+def test_out_must_be_a_folder(model, scenes, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="cannot make the folder"):
+        benchmark(model, scenes, METHODS, out=tmp_path / "file")
