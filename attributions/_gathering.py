@@ -36,35 +36,37 @@ class Gathering:
         self._given = layout
         self._layout: TokenLayout | None = None
         self._reducer = reducer
-        self._poolings: list[Tensor] = []
+        self._poolings: list[tuple[str, Tensor]] = []
         self._owner: AttentionRecord | None = None
         self._others: dict[str, AttentionRecord] = {}
         self._decoders: set[str] = set()
-        self._window: AttentionRecord | None = None
+        self._unreadable: AttentionRecord | None = None
 
     def take(self, record: AttentionRecord) -> None:
-        if record.kind == "window":
-            self._window = self._window or record
+        if record.kind in ("window", "channel"):
+            self._unreadable = self._unreadable or record
         elif record.kind == "pooling":
-            self._poolings.append(record.attention.detach().mean(dim=(1, 2)))
+            self._poolings.append((record.stream, record.attention.detach().mean(dim=(1, 2))))
         elif record.kind == "cross":
             self._decoders.add(record.stream)
-        elif record.kind == "self" and self._window is None:
+        elif record.kind == "self" and self._unreadable is None:
             self._take_self(record)
 
     def finish(self, depth: Mapping[str, int]) -> TokenLayout:
-        if self._window is not None:
+        if self._unreadable is not None:
+            over = "windows" if self._unreadable.kind == "window" else "channels, not tokens:"
             raise UnsupportedModelError(
-                f"forward_func: attention in {self._window.path!r} runs over windows "
-                f"{tuple(self._window.attention.shape)}, so layers cannot be read as one chain over all tokens; "
+                f"forward_func: attention in {self._unreadable.path!r} runs over {over} "
+                f"{tuple(self._unreadable.attention.shape)}, so layers cannot be read as one chain over all tokens; "
                 + _WORKS_EVERYWHERE
             )
         if self._layout is None or self._owner is None:
             raise self._nothing_owned(depth)
         self._check_depth(depth[self._owner.stream])
         self._refuse_second_owner(self._owner)
-        read = (self._inputs.shape[0], self._layout.num_tokens)
-        self.pooling = next((weights for weights in self._poolings if weights.shape == read), None)
+        own = [weights for stream, weights in self._poolings if stream == self._owner.stream]
+        reads = (_over_tokens(weights, self._inputs.shape[0], self._layout) for weights in own)
+        self.pooling = next((weights for weights in reads if weights is not None), None)
         return self._layout if self.pooling is None else replace(self._layout, pooling="map")
 
     def _nothing_owned(self, depth: Mapping[str, int]) -> XattnError:
@@ -116,11 +118,7 @@ class Gathering:
         """Later stages of a hierarchical model may have a stream of their own; so have decoders and text towers."""
         if self._inputs.ndim != 4 or self._given is not None:
             return
-        if owner.stream in self._decoders:
-            raise UnsupportedModelError(
-                f"forward_func: some layers of {owner.stream!r} attend to other tokens than their own (reduced keys, "
-                f"another sequence), so they cannot be read as one chain; {_WORKS_EVERYWHERE}"
-            )
+        self._refuse_reduced_keys(owner)
         tower = set() if owner.tower is None else set(owner.tower.modules())
         for stream, record in self._others.items():
             if stream not in self._decoders and (self._owns_input(record) or record.tower in tower):
@@ -129,13 +127,22 @@ class Gathering:
                     f"hierarchical model or several models, which cannot be read as one chain; {_WORKS_EVERYWHERE}"
                 )
 
+    def _refuse_reduced_keys(self, owner: AttentionRecord) -> None:
+        if owner.stream in self._decoders:
+            raise UnsupportedModelError(
+                f"forward_func: some layers of {owner.stream!r} attend to other tokens than their own (reduced keys, "
+                f"another sequence), so they cannot be read as one chain; {_WORKS_EVERYWHERE}"
+            )
+
     def _find_layout(self, record: AttentionRecord) -> TokenLayout:
         tokens = record.attention.shape[-1]
         self._refuse_hierarchy(record, record.first_keys)
         if self._inputs.ndim == 4:
+            self._refuse_reduced_keys(record)
             height, width = self._inputs.shape[-2:]
             return find_image_layout(tokens, record.grid, record.tower, (height, width))
-        return find_text_layout(tokens, record.is_causal, has_cls=not self._inputs.is_floating_point())
+        has_cls = not self._inputs.is_floating_point()
+        return find_text_layout(tokens, record.is_causal, has_cls, type(record.tower).__name__)
 
     def _check_tokens(self, record: AttentionRecord, layout: TokenLayout) -> None:
         tokens = record.attention.shape[-1]
@@ -152,3 +159,11 @@ class Gathering:
                 f"forward_func: {record.path!r} has {tokens} tokens where earlier layers have {expected}: a "
                 f"hierarchical model, whose layers cannot be read as one chain; {_WORKS_EVERYWHERE}"
             )
+
+
+def _over_tokens(weights: Tensor, batch: int, layout: TokenLayout) -> Tensor | None:
+    """Pooling weights (B, N); those of a class token that joins after the layers (as in CaiT) less its own."""
+    late = 0 if layout.num_prefix else weights.shape[-1] - layout.num_tokens
+    if weights.shape[0] != batch or weights.shape[-1] - late != layout.num_tokens or not 0 <= late <= 1:
+        return None
+    return weights if not late else weights[:, 1:] / weights[:, 1:].sum(-1, keepdim=True)

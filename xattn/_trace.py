@@ -1,5 +1,6 @@
 """Which modules are running right now: scoped, thread-filtered, and nothing is stored on the modules."""
 
+import math
 import re
 import threading
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-_ATTENTION = re.compile(r"attention|attn|msa(?![a-z])|mha(?![a-z])", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn|(msa|mha|xca)(?![a-z])", re.IGNORECASE)
+# Attention whose matrix pairs channels; its shape may be that of a matrix of tokens.
+_CHANNELS = re.compile(r"channel|xca(?![a-z])|cross_?cov", re.IGNORECASE)
 # What a class is, its last word says: `AttentionMask` is none, `MaskedAttention` is one.
 _NOT_ATTENTION = re.compile(
     r"(drop(out|path)?|norm|mask(ing)?|bias|outputs?|embed(ding)?s?|intermediate|mlp|scale|config)(\d+d)?$",
@@ -104,6 +107,24 @@ class ModuleTrace:
             return stack[-1].args[0].shape[1] if stack[-1].args[0].ndim == 3 else 1
         around = [call.args[0].shape for call in stack if call.args and not call.is_attention]
         return next((shape[0] for shape in reversed(around) if shape), None)
+
+    def own_batch(self, tokens: int) -> int | None:
+        """Batch that the running attention was called with, windows included, if its input has that many tokens.
+
+        A module that is given queries, keys and values may have had heads folded into the batch before.
+        """
+        call = next((call for call in reversed(self.stack) if call.is_attention), None)
+        shape = call.args[0].shape if call is not None and len(call.args) == 1 else ()
+        return shape[0] if len(shape) > 2 and math.prod(shape[1:-1]) == tokens else None
+
+    def is_over_channels(self) -> bool:
+        """Whether the running attention pairs channels, by the name of its class."""
+        return any(call.is_attention and _CHANNELS.search(type(call.module).__name__) for call in self.stack)
+
+    def is_pooling(self) -> bool:
+        """Whether a running module has pooling in the name of its class or its own (`AttentionPoolLatent`)."""
+        names = (f"{type(call.module).__name__} {call.path.rpartition('.')[2]}" for call in self.stack[1:])
+        return any("pool" in name.lower() for name in names)
 
     def is_cross(self) -> bool:
         """Whether the running `nn.MultiheadAttention` was called with keys of another sequence."""

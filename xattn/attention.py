@@ -20,7 +20,7 @@ from xattn._layers import Layers, LayerSelection
 from xattn._trace import ModuleTrace
 from xattn.errors import CaptureError
 
-Kind = Literal["self", "cross", "pooling", "window"]
+Kind = Literal["self", "cross", "pooling", "window", "channel"]
 Consumer = Callable[["AttentionRecord"], "AttentionRecord | None"]
 
 _CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
@@ -35,8 +35,10 @@ class AttentionRecord:
         attention: (batch, heads, queries, keys); `attention[b, h, i, j]` is what token i pays to token j.
             float32 or float64, upstream of the output in its autograd graph.
         path: Path of the attention module, e.g. "blocks.3.attn".
-        stream: Path of the stack of layers it belongs to, e.g. "blocks" or "vision_model.encoder.layers".
-        kind: "self", "cross" (keys of another sequence), "pooling" (fewer, learned queries) or "window".
+        stream: Path of the stack of layers it belongs to, e.g. "blocks" or "vision_model.encoder.layers";
+            for pooling, that it reads.
+        kind: "self", "cross" (keys of another sequence), "pooling" (fewer, learned queries), "window", or "channel"
+            (pairs of channels, not of tokens).
         layer: Position among the attentions of its kind in its stream.
         first_keys: Number of keys in layer 0; another than its own in hierarchical models.
         grid: (h, w) of the convolution that made the tokens of this stream, None if there was none.
@@ -107,6 +109,7 @@ class AttentionTap:
         self._origins: dict[str, tuple[tuple[int, int] | None, nn.Module | None]] = {}
         self._keys: dict[tuple[str, Kind], list[int]] = {}
         self._seen: set[str] = set()
+        self._latest: str | None = None
 
     @property
     def maps(self) -> list[Tensor]:
@@ -145,9 +148,9 @@ class AttentionTap:
         self._seen.update(running)
         path = running[-1] if running else self._trace.path
         batch = self._trace.batch_size() or self._batch_size or attention.shape[0]
-        matrix, valid_keys = _split_heads(attention, valid_keys, batch)
-        kind = "cross" if self._trace.is_cross() else _kind(matrix, path, batch)
-        stream = _stream(path)
+        matrix, valid_keys = _split_heads(attention, valid_keys, self._trace.own_batch(attention.shape[-1]) or batch)
+        kind = self._kind(matrix, path, batch)
+        stream = self._stream_of(kind, path)
         grid, tower = self._origin(stream, path)
         keys = self._keys.setdefault((stream, kind), [])
         keys.append(matrix.shape[-1])
@@ -155,6 +158,26 @@ class AttentionTap:
             AttentionRecord(matrix, path, stream, kind, len(keys) - 1, keys[0], grid, tower, causal, valid_keys)
         )
         return matrix.reshape(attention.shape)
+
+    def _kind(self, attention: Tensor, path: str, batch: int) -> Kind:
+        queries, keys = attention.shape[-2:]
+        if self._trace.is_over_channels():
+            return "channel"
+        if attention.ndim > 4 or (attention.shape[0] > batch and attention.shape[0] % batch == 0):
+            return "window"
+        if queries < keys and self._trace.is_pooling():
+            return "pooling"
+        if self._trace.is_cross() or _CROSS.search(path):
+            return "cross"
+        if queries == keys:
+            return "self"
+        return "pooling" if queries == 1 else "cross"
+
+    def _stream_of(self, kind: Kind, path: str) -> str:
+        """Pooling reads the layers that ran before it; any other attention stands in a stack of its own kind."""
+        if kind != "pooling" or self._latest is None:
+            self._latest = _stream(path)
+        return self._latest
 
     def _origin(self, stream: str, path: str) -> tuple[tuple[int, int] | None, nn.Module | None]:
         """Grid and tower of a stream, noted when its first attention runs."""
@@ -196,17 +219,6 @@ def _split_heads(attention: Tensor, valid_keys: Tensor | None, batch: int) -> tu
     if valid_keys is not None:
         valid_keys = valid_keys.unflatten(0, (-1, heads)).any(1)
     return attention.unflatten(0, (-1, heads)), valid_keys
-
-
-def _kind(attention: Tensor, path: str, batch: int) -> Kind:
-    queries, keys = attention.shape[-2:]
-    if attention.ndim > 4 or (attention.shape[0] > batch and attention.shape[0] % batch == 0):
-        return "window"
-    if _CROSS.search(path):
-        return "cross"
-    if queries == keys:
-        return "self"
-    return "pooling" if queries == 1 or "pool" in path.lower() else "cross"
 
 
 def _stream(path: str) -> str:

@@ -20,6 +20,12 @@ _PREFIX_PARAMETERS = (
     ("register", re.compile(r"^(reg_tokens?|register_tokens?|registers|storage_tokens)$")),
 )
 
+# Bidirectional text encoders whose first token is a word like the others, and how their answer is read.
+_WITHOUT_CLASS_TOKEN: tuple[tuple[re.Pattern[str], Pooling], ...] = (
+    (re.compile(r"siglip", re.IGNORECASE), "last"),
+    (re.compile(r"(u?m|long|switch_?)?t5", re.IGNORECASE), "avg"),
+)
+
 
 @dataclass(frozen=True)
 class TokenLayout:
@@ -133,8 +139,18 @@ def find_image_layout(
     return TokenLayout(prefix=prefix, grid=grid, pooling=_pooling(tower, prefix))
 
 
-def find_text_layout(num_tokens: int, causal: bool, has_cls: bool) -> TokenLayout:
-    """Layout of a sequence of word pieces: the first is the class token of a bidirectional text encoder."""
+def find_text_layout(num_tokens: int, causal: bool, has_cls: bool, family: str = "") -> TokenLayout:
+    """Layout of a sequence of word pieces: the first is the class token of most bidirectional text encoders.
+
+    Args:
+        num_tokens: N of the attention matrices.
+        causal: Whether tokens see earlier ones alone; the last then knows all.
+        has_cls: Whether the tokenizer's own tokens are among them, which embeddings do not tell.
+        family: Class name of the attention, by which encoders without a class token are known.
+    """
+    pooling = next((pooling for pattern, pooling in _WITHOUT_CLASS_TOKEN if pattern.match(family)), None)
+    if pooling is not None and not causal:
+        return TokenLayout(words=num_tokens, pooling=pooling)
     if causal:
         return TokenLayout(words=num_tokens, pooling="last")
     if has_cls and num_tokens > 1:
