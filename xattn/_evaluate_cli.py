@@ -81,6 +81,7 @@ def evaluate(
     """Judge methods by protocols: one table with intervals, and a report."""
     from xattn.cli import _reporting
 
+    _check_usage(preset, protocol, target, engine, workers=workers, address=address)
     with _reporting(debug), _interruptible(out):
         import warnings
 
@@ -89,7 +90,8 @@ def evaluate(
 
         limit = limit if limit is not None else int(str(_QUICK["limit"])) if quick else 100 if data in NAMED else None
         dataset = load_dataset(data, n=limit)
-        judges, explained = _judges(_names(protocol), preset, dataset.has_masks, quick=quick, negative=negative)
+        judges, of_preset = _judges(_names(protocol), preset, dataset.has_masks, quick=quick, negative=negative)
+        explained: Any = of_preset if target == "predicted" else target
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             results = benchmark(
@@ -100,7 +102,7 @@ def evaluate(
                 out,
                 engine=_engine(engine, workers, address),
                 seed=seed,
-                target=explained if preset and target == "predicted" else _target(target),
+                target=explained,
                 chunk_size=chunk,
                 batch_size=batch,
                 on_broken="skip" if skip_broken else "raise",
@@ -123,8 +125,6 @@ def _judges(
     from xattn.evaluation.judges import find_judge
     from xattn.evaluation.presets import find_preset
 
-    if preset is not None and names:
-        raise typer.BadParameter("give either --preset or --protocol", param_hint="--preset")
     chosen = find_preset(preset) if preset is not None else None
     wanted: Sequence[str | Judge] = chosen.protocols if chosen else names or _DEFAULT[: 2 if has_masks else 1]
     judges = []
@@ -139,15 +139,18 @@ def _judges(
     return judges, chosen.target if chosen else "predicted"
 
 
-def _target(target: str) -> Any:  # noqa: ANN401
+def _check_usage(preset: str | None, protocol: list[str] | None, target: str, engine: str, **of_ray: object) -> None:
+    """Refuse options that do not go together."""
+    if preset is not None and protocol:
+        raise typer.BadParameter("give either --preset or --protocol", param_hint="--preset")
     if target not in ("predicted", "label"):
         raise typer.BadParameter(f"expected predicted or label; got {target!r}", param_hint="--target")
-    return target
+    for name, value in of_ray.items():
+        if engine != "ray" and value is not None:
+            raise typer.BadParameter("is for --engine ray", param_hint=f"--{name}")
 
 
 def _engine(name: str, workers: int | None, address: str | None) -> "str | Engine":
-    if name != "ray" and (workers is not None or address is not None):
-        raise typer.BadParameter("--workers and --address are for --engine ray", param_hint="--engine")
     if name != "ray":
         return name
     from xattn.evaluation.engines import RayEngine, import_ray

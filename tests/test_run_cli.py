@@ -1,0 +1,156 @@
+"""`xattn evaluate`: what it prints and writes, its flags both ways, and its errors without a traceback."""
+
+import pytest
+from PIL import Image
+from run_models import tiny
+from typer.testing import CliRunner
+
+import xattn.models
+from xattn import cli
+from xattn.evaluation import runner as runner_module
+
+
+@pytest.fixture(autouse=True)
+def _model(monkeypatch):
+    load = xattn.models.load
+    monkeypatch.setattr(
+        xattn.models, "load", lambda name, **options: tiny() if name == "tiny" else load(name, **options)
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    def call(*arguments, out="out", data="demo", limit=2):
+        fixed = ["--model", "tiny", "--data", str(data), "--out", str(tmp_path / out), "--limit", str(limit)]
+        return CliRunner().invoke(cli.app, ["evaluate", *fixed, *arguments])
+
+    return call
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What `benchmark` is called with."""
+    calls, real = [], runner_module.benchmark
+
+    def spy(*args, **kwargs):
+        calls.append((args, kwargs))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(runner_module, "benchmark", spy)
+    return calls
+
+
+def test_a_run_prints_a_table_and_writes_everything(run, tmp_path):
+    done = run("--method", "token_rank,raw_attention", "--method", "random", "--quick")
+    assert done.exit_code == 0, done.output
+    for text in ("perturbation", "positive ↓", "segmentation", "miou_dataset ↑", "tokenrank", "random", "2 images"):
+        assert text in done.output
+    assert max(map(len, done.output.split("2 images")[0].splitlines())) <= 80
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"rows", "report.html", "rows.parquet", "table.csv", "table.md", "table.tex"}
+    assert str(tmp_path / "out" / "report.html") in done.output.replace("\n", "")
+
+
+def orders(judge):
+    return tuple(judge.configuration()["orders"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "read", "expected"),
+    [
+        ("--negative", lambda a, k: orders(a[3][0]), ("positive", "negative")),
+        ("--no-negative", lambda a, k: orders(a[3][0]), ("positive",)),
+        ("--quick", lambda a, k: len(a[3][0].configuration()["fractions"]), 5),
+        ("--no-quick", lambda a, k: len(a[3][0].configuration()["fractions"]), 11),
+        ("--skip-broken", lambda a, k: k["on_broken"], "skip"),
+        ("--stop-at-broken", lambda a, k: k["on_broken"], "raise"),
+        ("--all-pictures", lambda a, k: k["target"], "predicted"),
+    ],
+)
+def test_flags_both_ways(run, seen, flag, read, expected):
+    done = run(flag, "--method", "raw_attention")
+    assert done.exit_code == 0, done.output
+    assert read(*seen[0]) == expected
+
+
+def test_correct_only(run):
+    done = run("--correct-only", "--method", "raw_attention", limit=12)
+    everything = run("--all-pictures", "--method", "raw_attention", limit=12)
+    assert "12 images" in everything.output
+    assert "12 images" not in done.output
+
+
+@pytest.mark.parametrize("argument", [("--negative", "false"), ("--no-negative=false",), ("--quick", "no")])
+def test_flags_take_no_values(run, argument):
+    assert run(*argument, "--method", "raw_attention").exit_code == 2
+
+
+def test_numbers_reach_the_run(run, seen):
+    run("--method", "random", "--seed", "3", "--chunk", "1", "--batch", "7", "--protocol", "localization")
+    (args, kwargs) = seen[0]
+    assert (kwargs["seed"], kwargs["chunk_size"], kwargs["batch_size"]) == (3, 1, 7)
+    assert [judge.name for judge in args[3]] == ["localization"]
+    assert len(args[1]) == 2
+
+
+def test_presets(run, seen):
+    assert run("--preset", "segmentation-2021", "--method", "raw_attention").exit_code == 0
+    assert run("--preset", "masking", "--method", "raw_attention", "--no-negative").exit_code == 0
+    first, second = ([(j.name, dict(j.options)) for j in args[3]] for args, _ in seen)
+    assert first == [("segmentation", {"threshold": "mean", "interpolation": "bilinear"})]
+    assert second == [
+        ("token-masking", {"orders": ("positive",)}),
+        ("token-masking-accuracy", {"orders": ("positive",), "score": "accuracy"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--method", "nonsense"), 1, "error: method: expected one of tokenrank"),
+        (("--protocol", "nonsense"), 1, "error: protocol: expected one of"),
+        (("--preset", "nonsense"), 1, "error: preset: expected one of perturbation-2021"),
+        (("--preset", "masking", "--protocol", "segmentation"), 2, "either --preset or --protocol"),
+        (("--target", "best"), 2, "expected predicted or label"),
+        (("--workers", "2"), 2, "is for --engine ray"),
+        (("--engine", "spark"), 1, "error: engine: expected local, ray"),
+        (("--chunk", "0"), 1, "error: chunk_size: expected a positive integer"),
+        (("--protocol", "discrimination"), 1, "two objects"),
+        (("--model", "nothing"), 1, "there is no model 'nothing'"),
+    ],
+)
+def test_mistakes_give_one_message(run, arguments, code, message):
+    done = run(*arguments)
+    assert done.exit_code == code
+    assert message in " ".join(done.output.replace("│", " ").split())
+    assert "Traceback" not in done.output
+
+
+def test_data_that_is_not_there(run, tmp_path):
+    done = run(data=tmp_path / "nowhere")
+    assert done.exit_code == 1
+    assert "error: dataset: there is no file or folder" in done.output
+    assert "demo-two-object" in done.output
+
+
+def test_pictures_without_masks_are_perturbed_only(run, seen, tmp_path):
+    (tmp_path / "data" / "ring").mkdir(parents=True)
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "data" / "ring" / "a.png")
+    (tmp_path / "data" / "ring" / "b.png").write_bytes(b"no picture")
+    done = run("--method", "raw_attention", "--quick", data=tmp_path / "data")
+    assert done.exit_code == 0, done.output
+    assert [judge.name for judge in seen[0][0][3]] == ["perturbation"]
+    assert "1 pictures could not be used" in done.output
+    assert "b.png" in done.output
+    assert run("--method", "raw_attention", "--stop-at-broken", data=tmp_path / "data").exit_code == 1
+    assert "needs masks" in run("--protocol", "segmentation", data=tmp_path / "data").output
+
+
+def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner_module, "benchmark", interrupted)
+    done = run()
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in done.output

@@ -1,0 +1,236 @@
+"""Tables, formats and the report: statistics equal scipy's, and nothing is left out or malformed."""
+
+import csv
+import io
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.stats
+
+from xattn.errors import ArgumentError
+from xattn.evaluation import JUDGES, Results, segmentation_totals
+from xattn.evaluation._figures import band
+from xattn.evaluation._rows import SCHEMA
+
+N = 12
+RNG = np.random.default_rng(0)
+BASE = RNG.random(N)
+VALUES = {
+    "best": BASE + 0.3,
+    "near": BASE + 0.3 + RNG.normal(0, 0.05, N),
+    "worse": BASE,
+    "<odd> & |names|_": BASE - 0.1,
+}
+COUNTS = {name: RNG.integers(1, 50, (N, 4)) for name in VALUES}
+
+
+def row(method, protocol, metric, i, value, curve=False):
+    return dict.fromkeys(SCHEMA.names) | {
+        "method": method,
+        "protocol": protocol,
+        "metric": metric,
+        "value": float(value),
+        "undefined": bool(np.isnan(value)),
+        "constant": False,
+        "sample": f"{i}.png",
+        "sample_index": i,
+        "correct": i % 3 != 0,
+        "seconds": 0.5,
+        "fractions": [0.0, 0.5, 1.0] if curve else None,
+        "curve": [1.0, float(value), 0.0] if curve else None,
+    }
+
+
+def make(values=None, counts=COUNTS, **facts):
+    rows = [
+        row(m, "perturbation", "negative", i, v, curve=True)
+        for m, vs in (VALUES if values is None else values).items()
+        for i, v in enumerate(vs)
+    ]
+    for method, table in counts.items():
+        for i, (tp, fp, fn, tn) in enumerate(table):
+            found = {"tp": tp, "fp": fp, "fn": fn, "tn": tn}
+            found["miou_image"] = (tp / (tp + fp + fn) + tn / (tn + fp + fn)) / 2
+            rows += [row(method, "segmentation", name, i, value) for name, value in found.items()]
+    judges = JUDGES["perturbation"], JUDGES["segmentation"]
+    facts = {"model": "a <model>", "dataset": "data", "target": "predicted", **facts}
+    return Results(
+        pa.Table.from_pylist(rows, SCHEMA), judges, {"7.png": "7.png: <broken>"}, {"gone": "no & way"}, facts
+    )
+
+
+@pytest.fixture(scope="module")
+def results():
+    return make()
+
+
+def cells(table):
+    return {(method, column.metric.name): cell for (method, column), cell in table.cells.items()}
+
+
+def test_means_and_intervals_are_those_of_scipy(results):
+    found = cells(results.table(resamples=500))
+    for method, values in VALUES.items():
+        expected = scipy.stats.bootstrap(
+            (values,), np.mean, n_resamples=500, method="BCa", random_state=np.random.default_rng(0)
+        ).confidence_interval
+        interval = found[method, "negative"].interval
+        assert interval.estimate == pytest.approx(values.mean())
+        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+        assert (interval.n, interval.undefined) == (N, 0)
+
+
+def test_the_best_is_compared_with_each_by_wilcoxon_and_holm(results):
+    found = cells(results.table(resamples=50))
+    best = max(VALUES, key=lambda name: VALUES[name].mean())
+    others = [name for name in VALUES if name != best]
+    raw = np.array([scipy.stats.wilcoxon(VALUES[name], VALUES[best]).pvalue for name in others])
+    order = np.argsort(raw)
+    adjusted = np.empty(3)
+    adjusted[order] = np.minimum(np.maximum.accumulate(raw[order] * np.array([3, 2, 1])), 1)
+    assert [found[name, "negative"].p_versus_best for name in others] == pytest.approx(adjusted.tolist())
+    assert found[best, "negative"].is_best
+    assert found[best, "negative"].p_versus_best is None
+    assert not found[best, "negative"].is_clear  # one of the others is as good
+    assert [found[name, "negative"].is_tied for name in others] == [p >= 0.05 for p in adjusted]
+    without = {name: values for name, values in VALUES.items() if name not in ("near", "best")} | {"best": BASE + 0.3}
+    assert cells(make(without).table(resamples=50))["best", "negative"].is_clear
+
+
+def test_the_direction_of_the_metric_decides_what_is_best():
+    rows = make(counts={}).rows
+    lower = rows.set_column(2, "metric", pa.array(["positive"] * rows.num_rows))
+    table = Results(lower, (JUDGES["perturbation"],)).table(resamples=50)
+    assert [method for (method, _), cell in table.cells.items() if cell.is_best] == ["<odd> & |names|_"]
+    assert "positive ↓" in str(table)
+
+
+def test_data_set_miou_is_pooled_from_counts(results):
+    import torch
+
+    found = cells(results.table(resamples=200))
+    for method, table in COUNTS.items():
+        scores = {name: torch.tensor(table[:, i]) for i, name in enumerate(("tp", "fp", "fn", "tn"))}
+        no = torch.zeros(N, dtype=torch.bool)
+        empty = {name: torch.zeros(N) for name in ("miou_image", "iou", "f1", "ap", "ap_two_class", "f1_rows")}
+        totals = segmentation_totals({**scores, **empty, "undefined": no, "no_foreground": no})
+        interval = found[method, "miou_dataset"].interval
+        assert interval.estimate == pytest.approx(totals["miou_dataset"])
+        assert interval.low < interval.estimate < interval.high
+        assert interval.estimate != pytest.approx(found[method, "miou_image"].interval.estimate, abs=1e-4)
+
+
+def test_undefined_values_are_left_out_in_pairs_and_counted():
+    values = {"a": np.array([1.0, 2, 3, np.nan, 5, 6]), "b": np.array([0.0, 1, np.nan, 3, 4, 4])}
+    table = make(values, {}).table(resamples=50)
+    found = cells(table)
+    assert found["a", "negative"].interval.estimate == pytest.approx(3.4)
+    pairs = scipy.stats.wilcoxon([1, 1, 1, 2]).pvalue
+    assert found["b", "negative"].p_versus_best == pytest.approx(pairs)
+    text = str(table)
+    assert "| undefined |" in text
+    assert text.count("| 1 |") == 2
+    assert "undefined" not in str(make().table(resamples=50))
+
+
+def test_a_method_without_any_defined_value_has_no_say():
+    values = {"a": np.arange(8.0), "b": np.arange(8.0) - 1, "none": np.full(8, np.nan)}
+    found = cells(make(values, {}).table(resamples=50))
+    assert found["none", "negative"].interval.undefined == 8
+    assert found["a", "negative"].is_clear
+    assert "| none | - |" in str(make(values, {}).table(resamples=50))
+
+
+def test_one_method_alone_is_not_bold():
+    found = cells(make({"a": BASE}, {}).table(resamples=50))
+    assert found["a", "negative"].is_best
+    assert not found["a", "negative"].is_clear
+
+
+def test_correctly_classified_images_only(results):
+    table = results.table(correct_only=True, resamples=50)
+    kept = [i for i in range(N) if i % 3]
+    assert table.images == len(kept)
+    assert cells(table)["worse", "negative"].interval.estimate == pytest.approx(BASE[kept].mean())
+    wrong = results.rows.set_column(10, "correct", pa.array([None] * results.rows.num_rows, pa.bool_()))
+    with pytest.raises(ArgumentError, match="no correctly classified"):
+        Results(wrong, results.judges).table(correct_only=True)
+
+
+def test_formats(results, tmp_path):
+    markdown = results.to_markdown(tmp_path / "t.md").read_text()
+    assert r"| <odd> & \|names\|_ | " in markdown
+    assert "### perturbation" in markdown
+    latex = results.to_latex(tmp_path / "t.tex").read_text()
+    assert r"<odd> \& |names|\_ &".replace("<", "$<$") in latex
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 2
+    assert r"negative $\uparrow$" in latex
+    lines = list(csv.DictReader(io.StringIO(results.to_csv(tmp_path / "t.csv").read_text())))
+    assert len(lines) == 4 * 3
+    assert float(lines[0]["value"]) == VALUES["best"].mean()
+    assert lines[0]["better"] == "higher"
+    assert pq.read_table(results.to_parquet(tmp_path / "rows.parquet")).equals(results.rows)
+
+
+def test_bold_and_the_mark_of_ties():
+    values = {"a": np.arange(9.0) + 1, "b": np.arange(9.0)}
+    assert "| a | **5.000 [" in str(make(values, {}).table(resamples=50))
+    values["b"] = values["a"] + np.array([1, -1, 1, -1, 1, -1, 1, -1, 0.0])
+    text = str(make(values, {}).table(resamples=50))
+    assert "**" not in text.split("bold:")[0]
+    assert text.count(" ≈ |") == 1
+
+
+class Checker(HTMLParser):
+    """Collects texts and images; fails where tags do not nest."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts, self.sources = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.sources += [value for key, value in attrs if key in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_report_is_whole_and_alone(results, tmp_path):
+    path = results.report(tmp_path / "deep" / "report.html")
+    checker = Checker()
+    checker.feed(path.read_text())
+    checker.close()
+    assert checker.open == []
+    text = " ".join(checker.texts)
+    for wanted in (*VALUES, "a <model>", "7.png: <broken>", "gone", "no & way", "8 correctly classified", "explained"):
+        assert wanted in text
+    assert len(checker.sources) == 3  # one curve, the ranks of two protocols
+    assert all(source.startswith("data:image/png;base64,") for source in checker.sources)
+
+
+def test_bands_hold_the_mean_and_narrow_with_more_curves():
+    curves = np.random.default_rng(1).random((50, 3))
+    low, high = band(curves)
+    assert (low < curves.mean(0)).all()
+    assert (high > curves.mean(0)).all()
+    wide = band(curves[:10])
+    assert (wide[1] - wide[0] > high - low).all()
+    error = curves.std(0) / np.sqrt(50)
+    np.testing.assert_allclose(high - low, 2 * 1.96 * error, rtol=0.15)
+
+
+def test_nothing_to_show(tmp_path):
+    empty = Results(SCHEMA.empty_table(), (JUDGES["perturbation"],), {"a": "broken"})
+    with pytest.raises(ArgumentError, match="there are no rows; 1 samples could not be used"):
+        empty.report(tmp_path / "r.html")
