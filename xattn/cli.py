@@ -117,9 +117,22 @@ def explain(
 
 
 @app.command()
-def methods(debug: Debug = False) -> None:
+def methods(
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Measure each on one scene of the demo model: passes and peak memory.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
     """List the methods."""
     with _reporting(debug):
+        if cost:
+            from xattn._cost import CAPTION, measure_methods
+
+            table = terminal.table("method", "forwards", "backwards", "peak MiB", caption=CAPTION)
+            for name, measured in measure_methods().items():
+                table.add_row(name, *measured.cells())
+            terminal.show(table)
+            return
         from xattn.attributions import methods as registered
 
         caption = "class: the map depends on the class asked for; gradient: a backward pass runs"
