@@ -363,6 +363,11 @@ def test_notebooks_show_figure_and_prediction(explanation):
     assert explanation.plot(title="mine").get_suptitle() == "mine"
 
 
+def test_its_representation_is_one_short_line(model, picture):
+    found = explain(model, picture, ["tokenrank", "center"])
+    assert repr(found) == f"<Explanation {found.title}; tokenrank (4, 4), center (4, 4)>"
+
+
 def test_the_package_gives_the_function_whatever_was_imported_first():
     code = """
 import xattn

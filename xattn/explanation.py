@@ -33,7 +33,7 @@ class ClassProbability:
     probability: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """Relevance maps of one picture or sentence by one or several methods. All tensors are on the CPU.
 
@@ -75,6 +75,10 @@ class Explanation:
     tokens: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
+
+    def __repr__(self) -> str:
+        maps = ", ".join(f"{name} {tuple(relevance.shape)}" for name, relevance in self.maps.items())
+        return f"<Explanation {self.title or 'of a model'}; {maps}>"
 
     @property
     def is_text(self) -> bool:
