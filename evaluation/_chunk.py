@@ -46,7 +46,7 @@ class Shared:
             return None
         offset = x.storage_offset() - own.storage_offset()
         aligned = x.shape[1:] == own.shape[1:] and x.stride() == own.stride() and offset % own.stride(0) == 0
-        return offset // own.stride(0) if aligned else None
+        return int(offset // own.stride(0)) if aligned else None
 
 
 @dataclass(eq=False)

@@ -86,7 +86,7 @@ def draw_ranks(ranking: Ranking, title: str) -> bytes:
         axes.plot([rank, rank], [0, -(i + 1)], color="#b9b9c4", linewidth=0.8)
         axes.plot([rank, count + 0.4], [-(i + 1)] * 2, color="#b9b9c4", linewidth=0.8)
         axes.plot(rank, 0, "o", color="#3b0f70", markersize=4)
-        axes.annotate(f"{name}  {rank:.2f}", (count + 0.45, -(i + 1)), va="center", fontsize="small")
+        axes.text(count + 0.45, -(i + 1), f"{rank:.2f}  {name}", va="center", fontsize="small")
     for i, names in enumerate(bars):
         height = 0.35 + 0.35 * i
         axes.plot([place[names[0]], place[names[-1]]], [height, height], color="#c98a00", linewidth=3)

@@ -33,7 +33,7 @@ def judge_perturbation(
     unit: Unit = "pixel",
 ) -> Mapping[str, Measured]:
     """`perturbation` in both orders, with normalised areas."""
-    measured = {}
+    measured: dict[str, Measured] = {}
     for order in orders:
         grid = chunk.grid(relevance) if unit == "patch" else None
         removal = Removal(order, fractions, fill, unit, grid, seed=chunk.seed)

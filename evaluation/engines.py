@@ -1,6 +1,6 @@
 """Where the chunks are worked on: in this process, or by Ray actors on one machine or many. The rows are the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from xattn.errors import ArgumentError, ArgumentTypeError, MissingDependencyError
@@ -38,21 +38,30 @@ class RayEngine:
         workers: Number of actors; None takes one per GPU if there are any, else one per processor, no more than
             there are chunks.
         threads: Processor threads of each actor.
+        runtime_env: As `ray.init` takes it: what workers need to import methods and data sets of your own.
     """
 
-    def __init__(self, address: str | None = None, workers: int | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        threads: int = 1,
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> None:
         if workers is not None and workers < 1:
             raise ArgumentError(f"workers: expected a positive number, got {workers}")
         if threads < 1:
             raise ArgumentError(f"threads: expected a positive number, got {threads}")
         self.address, self.workers, self.threads = address, workers, threads
+        self.runtime_env = dict(runtime_env or {})
 
     def run(self, plan: Plan, jobs: Sequence[Job]) -> Iterator[Done]:
         """Units with their rows, as chunks are finished."""
         ray = import_ray()
         own = not ray.is_initialized()
         if own:
-            ray.init(address=self.address, log_to_driver=False, include_dashboard=False, configure_logging=False)
+            options = {"log_to_driver": False, "configure_logging": False, "runtime_env": self.runtime_env}
+            ray.init(address=self.address, **options)
         try:
             yield from self._run(ray, plan, jobs)
         finally:
