@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(MAKE) lint
 	$(MAKE) typecheck
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

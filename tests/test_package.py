@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import xattn
 from xattn.attributions import methods
@@ -70,5 +71,6 @@ def modules():
 
 @pytest.mark.parametrize("name", sorted(set(modules())))
 def test_docstring_examples(name):
-    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    options = {"optionflags": doctest.NORMALIZE_WHITESPACE, "extraglobs": {"torch": torch}}
+    failed, _ = doctest.testmod(importlib.import_module(name), **options)
     assert failed == 0

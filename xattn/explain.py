@@ -70,9 +70,9 @@ def explain(
     Example:
         >>> from xattn import explain
         >>> from xattn.models.scenes import Scenes
-        >>> explanation = explain("demo", Scenes("test", 1)[0].image, ["token_rank", "n_bounce"])
+        >>> explanation = explain("demo", Scenes("test", 1)[0].image, ["tokenrank", "n_bounce"])
         >>> {name: tuple(relevance.shape) for name, relevance in explanation.maps.items()}
-        {'token_rank': (12, 12), 'n_bounce': (12, 12)}
+        {'tokenrank': (12, 12), 'n_bounce': (12, 12)}
     """
     chosen = choose_methods(methods)
     subject = find_subject(model, device)
