@@ -1,20 +1,17 @@
-"""Time the second eigenvalue against dense eigenvalues: `python benchmarks/lambda2.py [--quick]`.
+"""Time the second eigenvalue against dense eigenvalues: `python -m benchmarks.lambda2 [--quick]`.
 
 Only the ratios of one run mean anything: the machine's load is printed beside them. The heads are synthetic: low-rank
 scores at many temperatures, local spatial attention, and a share of sinks, as in vision transformers.
 """
 
-import argparse
 import math
-import os
 import time
 from collections.abc import Callable
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks._rows import Row
 from xattn.markov import second_eigenvalue
 
 SIZES = ((197, 144), (1025, 16))
@@ -48,28 +45,25 @@ def timed(function: Callable[[], Tensor]) -> tuple[float, Tensor]:
     return time.perf_counter() - start, values
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one small batch")
-    quick = parser.parse_args().quick
-    table = Table(
-        title=f"|lambda_2| in float32, {torch.get_num_threads()} threads, load average {os.getloadavg()[0]:.1f}"
-    )
-    for column in ("states", "heads", "method", "ms", "speed-up", "max error"):
-        table.add_column(column, justify="right")
+def main(quick: bool = False) -> list[Row]:
+    """Speed-up and largest error of every mode, per size."""
+    rows: list[Row] = []
     for states, count in QUICK if quick else SIZES:
-        chain = heads(states, count)
+        chain, case = heads(states, count), f"{count} heads of {states}"
         second_eigenvalue(chain[:2])
         dense_time, reference = timed(lambda chain=chain: torch.linalg.eigvals(chain).abs().topk(2).values[:, 1])
-        table.add_row(str(states), str(count), "torch.linalg.eigvals", f"{1e3 * dense_time:.0f}", "1", "")
+        rows.append(Row("lambda2", case, "eigvals, s", dense_time, None))
         for mode in ("default", "fast", "certified"):
             if mode == "certified" and states > 500:
                 continue
-            seconds, values = timed(lambda chain=chain, mode=mode: second_eigenvalue(chain, mode=mode).modulus)
+            taken, values = timed(lambda chain=chain, mode=mode: second_eigenvalue(chain, mode=mode).modulus)
             error = ((values - reference).abs() / (reference + 1e-3)).max()
-            table.add_row("", "", mode, f"{1e3 * seconds:.0f}", f"{dense_time / seconds:.1f}", f"{float(error):.1e}")
-    Console().print(table)
+            rows.append(Row("lambda2", case, f"{mode}: speed-up", dense_time / taken, "higher"))
+            rows.append(Row("lambda2", case, f"{mode}: max error", float(error), None))
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.__main__ import run
+
+    run([main])

@@ -7,20 +7,18 @@ Each case runs in a process of its own, so that its peak memory is its own. One 
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from benchmarks._rows import Row, seconds
 from xattn.markov import AttentionOperator, rollout_row
 
 SIZES, QUICK, WIDTH = (4096, 16384), (2048,), 64
-Row = dict[str, str | int | float]
 CASES: dict[str, Callable[[AttentionOperator], object]] = {
-    "idle": lambda operator: None,
     "setup": lambda operator: operator.states,
     "A x": lambda operator: operator.matvec(torch.ones(operator.states)),
     "v A": lambda operator: operator.rmatvec(torch.ones(operator.states)),
@@ -32,20 +30,13 @@ CASES: dict[str, Callable[[AttentionOperator], object]] = {
 
 
 def main(quick: bool = False) -> list[Row]:
-    """One row for each size and case."""
+    """Seconds and memory for each size and case."""
     rows: list[Row] = []
     for states in QUICK if quick else SIZES:
-        found = {case: _in_process(case, states) for case in CASES}
-        for case in list(CASES)[1:]:
-            extra = (found[case]["peak"] - found["idle"]["peak"]) / 2**20
-            rows.append(
-                {
-                    "benchmark": "matrix_free",
-                    "case": f"{case}, N={states}",
-                    "seconds": found[case]["seconds"],
-                    "extra MiB": extra,
-                }
-            )
+        for case in CASES:
+            found, label = _in_process(case, states), f"{case}, N={states}"
+            rows.append(Row("matrix_free", label, "seconds", found["seconds"]))
+            rows.append(Row("matrix_free", label, "MiB above the inputs", found["peak"] / 2**20))
     return rows
 
 
@@ -58,25 +49,27 @@ def _in_process(case: str, states: int) -> dict[str, float]:
 
 def _measure(case: str, states: int) -> dict[str, float]:
     query, key = torch.randn(2, 1, states, WIDTH, generator=torch.Generator().manual_seed(0))
-    warm = AttentionOperator(query[:, :8], key[:, :8], materialize=False)  # what torch loads on first use
-    CASES[case](warm)
-    start = time.perf_counter()
-    if case != "idle":
-        CASES[case](AttentionOperator(query, key, materialize=False))
-    return {
-        "seconds": time.perf_counter() - start,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    CASES[case](AttentionOperator(query[:, :8], key[:, :8], materialize=False))  # what torch loads on first use
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts anew at what is resident now
+    before = _memory("VmRSS")
+    taken = seconds(lambda: CASES[case](AttentionOperator(query, key, materialize=False)))
+    return {"seconds": taken, "peak": _memory("VmHWM") - before}
+
+
+def _memory(field: str) -> float:
+    """Bytes of this process by the kernel's own count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * float(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one short sequence")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--states", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments, _ = parser.parse_known_args()
     if arguments.case:
         print(json.dumps(_measure(arguments.case, arguments.states)))
     else:
-        for row in main(arguments.quick):
-            print(row)
+        from benchmarks.__main__ import run
+
+        run([main])

@@ -1,6 +1,6 @@
 """TransInterp against the plain forward and backward pass of the same model: time per image, and peak memory.
 
-    python benchmarks/transinterp.py [--model vit_base_patch16_224] [--batch 8] [--repeats 2] [--threads 1]
+    python -m benchmarks.transinterp [--model vit_base_patch16_224] [--batch 8] [--repeats 2] [--threads 1]
 
 Each case runs in a process of its own, so that its peak memory is its own.
 """
@@ -16,28 +16,38 @@ import warnings
 import timm
 import torch
 
+from benchmarks._rows import Row
 from xattn.attributions.relevance import TransInterp
 
 CASES = ("idle", "plain", "transinterp")
 
 
-def main() -> None:
-    arguments = _arguments()
-    if arguments.case:
-        print(json.dumps(_measure(arguments)))
-        return
-    results = {}
-    for case in CASES:
-        command = [sys.executable, __file__, *sys.argv[1:], "--case", case]
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        results[case] = json.loads(out.splitlines()[-1])
-    idle = results["idle"]["peak"]
-    plain, ours = results["plain"], results["transinterp"]
-    for case in CASES[1:]:
-        seconds, peak = results[case]["seconds"], results[case]["peak"] - idle
-        print(f"{case:12s} {seconds / arguments.batch:8.3f} s per image {peak / 2**20:8.0f} MiB above the loaded model")
-    memory = (ours["peak"] - idle) / (plain["peak"] - idle)
-    print(f"{'ratio':12s} {ours['seconds'] / plain['seconds']:8.2f} {memory:20.2f}")
+def main(quick: bool = False) -> list[Row]:
+    """Seconds per image, and time and memory as multiples of the plain pass."""
+    return _rows(_arguments(["--model", "vit_small_patch16_224", "--batch", "4", "--repeats", "1"] if quick else []))
+
+
+def _rows(arguments: argparse.Namespace) -> list[Row]:
+    idle, plain, ours = (_in_process(case, arguments) for case in CASES)
+    case = f"{arguments.model}, batch {arguments.batch}"
+    per_image = [
+        Row("transinterp", case, f"{name}, s per image", found["seconds"] / arguments.batch)
+        for name, found in (("forward and backward", plain), ("TransInterp", ours))
+    ]
+    rows = [*per_image, Row("transinterp", case, "time / forward and backward", ours["seconds"] / plain["seconds"])]
+    above = plain["peak"] - idle["peak"]
+    if above > 0:  # loading a small model may take more than running it
+        memory = (ours["peak"] - idle["peak"]) / above
+        rows.append(Row("transinterp", case, "memory / forward and backward", memory))
+    return rows
+
+
+def _in_process(case: str, arguments: argparse.Namespace) -> dict[str, float]:
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("model", "batch", "repeats", "threads")]
+    command = [sys.executable, "-m", "benchmarks.transinterp", *options, "--case", case]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result: dict[str, float] = json.loads(out.splitlines()[-1])
+    return result
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, float]:
@@ -62,15 +72,20 @@ def _measure(arguments: argparse.Namespace) -> dict[str, float]:
     return {"seconds": min(times), "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _arguments(options: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="vit_base_patch16_224")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parser.parse_args(options)
 
 
 if __name__ == "__main__":
-    main()
+    given = _arguments()
+    if given.case:
+        print(json.dumps(_measure(given)))
+    else:
+        for row in _rows(given):
+            print(f"{row.case} | {row.metric}: {row.value:.3f}")
