@@ -110,7 +110,7 @@ class _Memory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._alive = 0
         self._known: set[int] = set()
