@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -23,7 +23,7 @@ _CAPTIONS = {
 }
 _POINTS, _EM = 9.5, 0.63  # the size of the letters, and a letter's width in it with some air
 _LETTER, _LINE = _POINTS * _EM / 72, 0.27  # inches
-_FONT = {"family": "DejaVu Sans Mono", "fontsize": _POINTS, "va": "center"}
+_FONT: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": _POINTS, "va": "center"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Canvas:
 
     def __init__(self, margin: int, width: int) -> None:
         self.margin, self.width = margin, width
-        self._texts: list[tuple[float, float, str, dict[str, object]]] = []
+        self._texts: list[tuple[float, float, str, dict[str, Any]]] = []
         self._boxes: list[tuple[float, float, float, _Paint]] = []
         self._line = 0.5
 
@@ -147,8 +147,8 @@ class _Canvas:
         ax.set(xlim=(-1, columns - 1), ylim=(self._line, -0.2))
         ax.set_axis_off()
         for x, y, width, paint in self._boxes:
-            look = {"facecolor": paint.background or "none", "edgecolor": "0.85" if paint.background else "0.5"}
-            ax.add_patch(Rectangle((x, y - 0.44), width, 0.88, linewidth=0.5, **look))
+            fill, edge = (paint.background, "0.85") if paint.background else ("none", "0.5")
+            ax.add_patch(Rectangle((x, y - 0.44), width, 0.88, linewidth=0.5, facecolor=fill, edgecolor=edge))
         for x, y, text, style in self._texts:
             ax.text(x, y, text.replace("$", r"\$"), **{**_FONT, **style})
         return figure

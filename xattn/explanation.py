@@ -214,7 +214,7 @@ class Explanation:
             if isinstance(facts.get(name), list):
                 facts[name] = tuple(facts[name])
         facts["spans"] = tuple((start, stop) for start, stop in facts.get("spans", ()))
-        return cls(**{name: tensors.get(name) for name in _TENSORS}, **facts)
+        return cls(image=tensors.get("image"), input=tensors["input"], **facts)
 
     def html(self, *, pieces: bool = False) -> str:
         """The maps as HTML: a figure of the picture, or the words coloured by each method.
