@@ -282,6 +282,8 @@ def test_a_failure_while_writing_leaves_nothing(picture, tmp_path, monkeypatch):
         (["--out", "a.png"], "Missing argument"),
         (["{picture}", "--out", "a.png", "--layer", "last"], "got 'last'"),
         (["{picture}", "--out", "a.png", "--speed", "9"], "No such option"),
+        (["a sentence", "--out", "a.png", "--model", "text", "--smooth"], "only pictures are"),
+        (["a sentence", "--out", "a.gif", "--model", "text"], ".npz, .html; got 'a.gif'"),
     ],
 )
 def test_wrong_usage_is_exit_code_two_before_any_work(arguments, message, picture, monkeypatch):

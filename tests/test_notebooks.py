@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from xattn.models import text
+
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LINES, KILOBYTES = 32, 300  # a screen, and what a repository bears
@@ -26,7 +28,21 @@ def test_it_runs(path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
     warned = [o.text for o in outputs(notebook) if o.output_type == "stream" and o.name == "stderr"]
-    assert [text for text in warned if "IProgress" not in text] == []
+    assert [said for said in warned if "Warning:" in said and "IProgress" not in said] == []
+
+
+@pytest.mark.filterwarnings("default")
+def test_without_the_text_model_its_part_is_left_out(monkeypatch, tmp_path):
+    if text.installed() is not None:
+        pytest.skip("its package is installed")
+    monkeypatch.setenv("XATTN_CACHE", str(tmp_path))
+    notebook = nbformat.read(FOLDER / "06_text_and_clip.ipynb", as_version=4)
+    del notebook.cells[-2:]
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
+    said = [o.text for o in outputs(notebook) if o.output_type == "stream" and o.name == "stdout"]
+    assert said == [
+        "The text part is left out: run `python -m xattn.models.fetch text` once, then this notebook again.\n"
+    ]
 
 
 @each

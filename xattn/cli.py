@@ -91,6 +91,8 @@ def explain(
     """Explain pictures or sentences and write a figure or the numbers."""
     is_text = model == "text"
     _check_suffix(out, terminal.TEXT_SUFFIXES if is_text else terminal.SUFFIXES)
+    if is_text and smooth:
+        raise typer.BadParameter("words are not interpolated, only pictures are", param_hint="--smooth")
     layers = _layers(layer)
     with _reporting(debug):
         _check_writable(out)
