@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import Tensor
 
 from xattn.evaluation.stats import Ranking
 
@@ -99,7 +100,14 @@ def draw_ranks(ranking: Ranking, title: str) -> bytes:
     return _png(figure)
 
 
-def _png(figure: Figure) -> bytes:
+def draw_maps(image: Tensor, maps: Mapping[str, Tensor], title: str) -> bytes:
+    """PNG of an image and its maps."""
+    from xattn.viz import comparison
+
+    return _png(comparison(image, maps, title=title, columns=6), dpi=70)
+
+
+def _png(figure: Figure, dpi: int = 110) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()

@@ -13,7 +13,7 @@ import torch
 from xattn import __version__
 from xattn.errors import ArgumentError
 from xattn.evaluation._chunk import Explained
-from xattn.evaluation._rows import is_written
+from xattn.evaluation._rows import SCHEMA, is_written
 from xattn.evaluation.datasets import Dataset, digest
 from xattn.evaluation.judges import Judge
 from xattn.explain import MethodLike, configuration
@@ -84,6 +84,7 @@ class Plan:
         """All work of the run, whether done or not."""
         shared = {
             "xattn": __version__,
+            "columns": str(SCHEMA),
             "model": [self.model.name, model_hash(self.model)],
             "dataset": [self.dataset.name, list(self.dataset.classes)],
             "target": self.explained,

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from xattn.errors import ArgumentError
 from xattn.explanation import write_atomically
 
-_WORD = pa.string()
+_WORD = pa.dictionary(pa.int32(), pa.string())
 
 SCHEMA = pa.schema(
     [
@@ -22,7 +22,7 @@ SCHEMA = pa.schema(
         ("value", pa.float64()),
         ("undefined", pa.bool_()),
         ("constant", pa.bool_()),
-        ("sample", _WORD),
+        ("sample", pa.string()),
         ("sample_index", pa.int64()),
         ("label", pa.int64()),
         ("prediction", pa.int64()),
@@ -58,12 +58,14 @@ class Part:
     Attributes:
         rows: Values by column, all of `SCHEMA`.
         skipped: Name to reason of samples that could not be used.
-        refused: Why the method or protocol does not apply to the model, "" if it does.
+        refused: Why the method does not apply to the model, "" if it does.
+        maps: Index to map of the first samples, as lists, for a report's examples.
     """
 
     rows: Sequence[Mapping[str, Any]] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""
+    maps: Mapping[int, Any] = field(default_factory=dict)
 
 
 def write_part(path: Path, part: Part) -> None:
@@ -72,7 +74,7 @@ def write_part(path: Path, part: Part) -> None:
     Raises:
         ArgumentError: If it cannot be written, for example because the disk is full.
     """
-    facts = json.dumps({"skipped": dict(part.skipped), "refused": part.refused})
+    facts = json.dumps({"skipped": dict(part.skipped), "refused": part.refused, "maps": dict(part.maps)})
     table = pa.Table.from_pylist(list(part.rows), schema=SCHEMA.with_metadata({_KEY: facts.encode()}))
     try:
         write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"))
@@ -91,8 +93,9 @@ def is_written(path: Path) -> bool:
         return False
 
 
-def read_part(path: Path) -> tuple[pa.Table, Mapping[str, str], str]:
-    """Rows, skipped samples, and why the method was refused."""
+def read_part(path: Path) -> tuple[pa.Table, Part]:
+    """The rows as a table, and the part without them."""
     table = pq.read_table(path, partitioning=None)
     facts = json.loads(table.schema.metadata[_KEY])
-    return table.replace_schema_metadata(None), facts["skipped"], facts["refused"]
+    facts["maps"] = {int(index): values for index, values in facts.get("maps", {}).items()}
+    return table.replace_schema_metadata(None), Part(**facts)

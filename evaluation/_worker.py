@@ -17,6 +17,10 @@ from xattn.evaluation._rows import Part
 from xattn.evaluation.datasets import BrokenSampleError, Sample
 from xattn.evaluation.judges import Measured
 
+EXAMPLES = 3
+"""Number of samples, the first ones, whose maps are kept for reports."""
+
+_SHOWN = 56
 _REFUSALS = (UnsupportedModelError, LayoutError, CaptureError)
 
 
@@ -63,8 +67,9 @@ class Worker:
                 yield from ((unit, Part(skipped=skipped, refused=str(error))) for unit in units)
                 continue
             seconds = _now(chunk) - start
+            maps = {s.index: small(r) for s, r in zip(samples, relevance, strict=True) if s.index < EXAMPLES}
             for unit in units:
-                yield unit, Part(self._judge(chunk, relevance, unit, seconds), skipped)
+                yield unit, Part(self._judge(chunk, relevance, unit, seconds), skipped, maps=maps)
 
     def _samples(self, job: Job) -> tuple[list[Sample], dict[str, str]]:
         samples, skipped = [], {}
@@ -119,6 +124,15 @@ def _rows(chunk: Chunk, measured: Mapping[str, Measured], facts: Mapping[str, An
                 "fractions": fractions,
                 "curve": None if curves is None else curves[i],
             }
+
+
+def small(relevance: Tensor) -> list[list[float]]:
+    """A map (h, w) as lists; one of pixels is averaged to what an illustration needs."""
+    if max(relevance.shape) > _SHOWN:
+        size = [min(n, _SHOWN) for n in relevance.shape]
+        relevance = torch.nn.functional.adaptive_avg_pool2d(relevance[None].float(), size)[0]
+    found: list[list[float]] = relevance.tolist()
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from xattn import __version__
 from xattn.errors import ArgumentError
-from xattn.evaluation._figures import curves_of, draw_curves, draw_ranks
+from xattn.evaluation._figures import curves_of, draw_curves, draw_maps, draw_ranks
 from xattn.evaluation._formats import to_html
 from xattn.evaluation._summary import DATASET_MIOU, Scores, Summary
 from xattn.evaluation.stats import rank_methods
@@ -59,6 +59,7 @@ def page(results: "Results") -> str:
         *_curves(results),
         "<h2>Average ranks</h2><p>1 is best. Bars join methods that Nemenyi's test does not tell apart.</p>",
         *_ranks(results, summary),
+        *_examples(results),
         "<h2>Time</h2>",
         _times(results),
         "<h2>Configuration</h2>",
@@ -133,6 +134,16 @@ def _ranks(results: "Results", summary: Summary) -> Iterator[str]:
         if ranking.n:
             title = f"{column.protocol}: {column.metric.name}, {ranking.n} images"
             yield _image(draw_ranks(ranking, title), title)
+
+
+def _examples(results: "Results") -> Iterator[str]:
+    if results.examples:
+        yield (
+            "<h2>Examples</h2><p>The first images, each map with its own colours. Examples show what the maps are "
+            "like; they are no evidence.</p>"
+        )
+    for example in results.examples:
+        yield _image(draw_maps(example.image, example.maps, example.name), f"maps of {example.name}")
 
 
 def _times(results: "Results") -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
 from xattn.errors import ArgumentError
 from xattn.evaluation import _formats
@@ -22,6 +24,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class Example:
+    """A sample with its maps, for illustration.
+
+    Attributes:
+        name: Of the sample.
+        image: (3, h, w) as the model saw it, in 0..1.
+        maps: Method to (h, w) relevance.
+    """
+
+    name: str
+    image: Tensor
+    maps: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
 class Results:
     """Rows of a run with what is needed to read them.
 
@@ -31,6 +48,7 @@ class Results:
         skipped: Name to reason of samples that could not be used.
         refused: Method to reason of methods that do not apply to the model.
         facts: Model, data, configuration of methods and protocols, versions.
+        examples: The first samples with their maps.
     """
 
     rows: pa.Table
@@ -38,6 +56,7 @@ class Results:
     skipped: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
 
     @classmethod
     def gather(cls, plan: "Plan", jobs: "Sequence[Job]") -> "Results":
@@ -45,14 +64,18 @@ class Results:
         from xattn.evaluation._facts import facts_of
 
         tables, skipped, refused = [SCHEMA.empty_table()], dict[str, str](), dict[str, str]()
-        for job in jobs:
-            for unit in job.units:
-                table, left_out, reason = read_part(unit.path)
-                tables.append(table)
-                skipped |= left_out
-                if reason:
-                    refused[unit.method] = reason
-        return cls(pa.concat_tables(tables), plan.judges, skipped, refused, facts_of(plan, len(skipped)))
+        maps: dict[int, dict[str, Tensor]] = {}
+        for unit in (unit for job in jobs for unit in job.units):
+            table, part = read_part(unit.path)
+            tables.append(table)
+            skipped |= part.skipped
+            if part.refused:
+                refused[unit.method] = part.refused
+            for index, values in part.maps.items():
+                maps.setdefault(index, {})[unit.method] = torch.tensor(values)
+        examples = (_example(plan, index, found) for index, found in sorted(maps.items()))
+        rows = pa.concat_tables(tables).unify_dictionaries()
+        return cls(rows, plan.judges, skipped, refused, facts_of(plan, len(skipped)), tuple(examples))
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -111,3 +134,8 @@ class Results:
             object.__setattr__(self, "_table", self.table())
         found: Summary = self.__dict__["_table"]
         return found
+
+
+def _example(plan: "Plan", index: int, maps: Mapping[str, Tensor]) -> Example:
+    sample = plan.dataset.sample(index, plan.model)
+    return Example(sample.name, plan.model.denormalize(sample.image).float().cpu(), maps)

@@ -115,6 +115,18 @@ def test_maps_and_clean_answers_are_computed_once_per_chunk(model, scenes, tmp_p
     assert model.module.rows == 20 + 2 * 10 * 5  # both orders, ten steps without the first
 
 
+def test_the_first_samples_are_kept_as_examples(model, scenes, tmp_path):
+    for _ in range(2):
+        found = benchmark(
+            model, scenes, {"rank": "token_rank", "painted": Painted()}, "segmentation", tmp_path
+        ).examples
+        assert [example.name for example in found] == ["0", "1", "2"]
+        x, _ = batch(scenes, model)
+        torch.testing.assert_close(found[1].maps["rank"], TokenRank(model).attribute(x, resolution="patch")[1])
+        assert found[1].maps["painted"].shape == (32, 32)
+        torch.testing.assert_close(found[1].image, model.denormalize(x[1]))
+
+
 def test_nothing_is_done_twice(model, scenes, tmp_path):
     first = benchmark(model, scenes, METHODS, out=tmp_path, chunk_size=2)
     before = model.module.rows

@@ -51,6 +51,16 @@ def test_a_run_prints_a_table_and_writes_everything(run, tmp_path):
     assert str(tmp_path / "out" / "report.html") in done.output.replace("\n", "")
 
 
+def test_wide_tables_are_cut_between_metrics(run, monkeypatch):
+    for width, number in ((80, 3), (200, 1)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        done = run("--method", "attention_rollout", "--protocol", "segmentation")
+        assert sum(line.startswith(" segmentation ") for line in done.output.splitlines()) == number
+        assert "…" not in done.output
+        assert done.output.count("[") == done.output.count("]") == 8
+        assert max(map(len, done.output.split("2 images")[0].splitlines())) <= width
+
+
 def orders(judge):
     return tuple(judge.configuration()["orders"])
 

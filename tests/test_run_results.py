@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.stats
+import torch
 
 from xattn.errors import ArgumentError
 from xattn.evaluation import JUDGES, Results, segmentation_totals
 from xattn.evaluation._figures import band
 from xattn.evaluation._rows import SCHEMA
+from xattn.evaluation.results import Example
 
 N = 12
 RNG = np.random.default_rng(0)
@@ -57,9 +59,9 @@ def make(values=None, counts=COUNTS, **facts):
             rows += [row(method, "segmentation", name, i, value) for name, value in found.items()]
     judges = JUDGES["perturbation"], JUDGES["segmentation"]
     facts = {"model": "a <model>", "dataset": "data", "target": "predicted", **facts}
-    return Results(
-        pa.Table.from_pylist(rows, SCHEMA), judges, {"7.png": "7.png: <broken>"}, {"gone": "no & way"}, facts
-    )
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    examples = [Example("0.png", torch.rand(3, 32, 32), {name: torch.rand(4, 4) for name in VALUES})]
+    return Results(table, judges, {"7.png": "7.png: <broken>"}, {"gone": "no & way"}, facts, tuple(examples))
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +111,6 @@ def test_the_direction_of_the_metric_decides_what_is_best():
 
 
 def test_data_set_miou_is_pooled_from_counts(results):
-    import torch
-
     found = cells(results.table(resamples=200))
     for method, table in COUNTS.items():
         scores = {name: torch.tensor(table[:, i]) for i, name in enumerate(("tp", "fp", "fn", "tn"))}
@@ -215,7 +215,7 @@ def test_the_report_is_whole_and_alone(results, tmp_path):
     text = " ".join(checker.texts)
     for wanted in (*VALUES, "a <model>", "7.png: <broken>", "gone", "no & way", "8 correctly classified", "explained"):
         assert wanted in text
-    assert len(checker.sources) == 3  # one curve, the ranks of two protocols
+    assert len(checker.sources) == 4  # one curve, the ranks of two protocols, one example
     assert all(source.startswith("data:image/png;base64,") for source in checker.sources)
 
 

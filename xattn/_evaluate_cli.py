@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _QUICK = {"limit": 16, "fractions": (0.0, 0.25, 0.5, 0.75, 1.0)}
 _DEFAULT = ("perturbation", "segmentation")
-_WIDTH = 3  # metrics side by side, so that a table fits 80 columns
 _INTERRUPTED = 130
 
 
@@ -175,8 +174,8 @@ def _print(results: "Results", correct_only: bool) -> None:
 
     summary = results.table(correct_only=correct_only)
     for protocol, table in summary.by_protocol().items():
-        for start in range(0, len(table.columns), _WIDTH):
-            terminal.show(_table(protocol, replace(table, columns=table.columns[start : start + _WIDTH])))
+        for part in _fitting(protocol, table):
+            terminal.show(part)
     terminal.say(caption(summary))
     for name, reason in results.refused.items():
         terminal.say(f"left out {name}: {reason}")
@@ -184,6 +183,20 @@ def _print(results: "Results", correct_only: bool) -> None:
         terminal.say(f"{len(results.skipped)} pictures could not be used:")
         for reason in results.skipped.values():
             terminal.say(f"  {reason}")
+
+
+def _fitting(protocol: str, summary: "Summary") -> "list[Table]":
+    """As few tables as the terminal's width allows, with equally many metrics each."""
+    console, columns = terminal.console(), summary.columns
+    unlimited = console.options.update(width=10_000)
+    for size in range(len(columns), 0, -1):
+        parts = [
+            _table(protocol, replace(summary, columns=columns[start : start + size]))
+            for start in range(0, len(columns), size)
+        ]
+        if all(console.measure(part, options=unlimited).maximum <= console.width for part in parts):
+            break
+    return parts
 
 
 def _table(protocol: str, summary: "Summary") -> "Table":
