@@ -129,7 +129,7 @@ def _rows(chunk: Chunk, measured: Mapping[str, Measured], facts: Mapping[str, An
 def small(relevance: Tensor) -> list[list[float]]:
     """A map (h, w) as lists; one of pixels is averaged to what an illustration needs."""
     if max(relevance.shape) > _SHOWN:
-        size = [min(n, _SHOWN) for n in relevance.shape]
+        size = min(relevance.shape[0], _SHOWN), min(relevance.shape[1], _SHOWN)
         relevance = torch.nn.functional.adaptive_avg_pool2d(relevance[None].float(), size)[0]
     found: list[list[float]] = relevance.tolist()
     return found
