@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from captum.attr import Attribution
@@ -107,8 +107,8 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
                 forward = self._forward(*chunk, reducer)
                 relevance = self._relevance(forward, reducer).detach()
                 maps.append(self._shown_at(relevance, forward, resolution, interpolation))
-        result: Any = torch.cat(maps)
-        return (result,) if is_tuple else result
+        result = torch.cat(maps)
+        return cast("TensorOrTuple", (result,) if is_tuple else result)
 
     @abstractmethod
     def _relevance(self, forward: ForwardPass, reducer: Any) -> Tensor:  # noqa: ANN401
