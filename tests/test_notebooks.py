@@ -23,10 +23,10 @@ def outputs(notebook):
 @each
 @pytest.mark.filterwarnings("default")  # of the machinery that talks to the kernel
 def test_it_runs(path, monkeypatch):
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS"):  # small models: threads only wait
         monkeypatch.setenv(variable, "1")
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
     warned = [o.text for o in outputs(notebook) if o.output_type == "stream" and o.name == "stderr"]
     assert [said for said in warned if "Warning:" in said and "IProgress" not in said] == []
 
@@ -38,7 +38,7 @@ def test_without_the_text_model_its_part_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setenv("XATTN_CACHE", str(tmp_path))
     notebook = nbformat.read(FOLDER / "06_text_and_clip.ipynb", as_version=4)
     del notebook.cells[-2:]
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": FOLDER}}).execute()
     said = [o.text for o in outputs(notebook) if o.output_type == "stream" and o.name == "stdout"]
     assert said == [
         "The text part is left out: run `python -m xattn.models.fetch text` once, then this notebook again.\n"
