@@ -18,6 +18,7 @@ from xattn.attributions._targets import Target, logits_of, resolve_target, score
 from xattn.errors import ArgumentError, XattnError
 from xattn.layout import TokenLayout
 
+_DTYPE_COMPLAINT = re.compile(r"should be the same|same dtype|expected scalar type", re.IGNORECASE)
 _SIZE_COMPLAINT = re.compile(r"size|height|width|shape|channels|divisible|unpack|dimension", re.IGNORECASE)
 
 
@@ -165,6 +166,10 @@ def _call(forward_func: Callable[..., Any], inputs: Tensor, args: tuple[Any, ...
     except XattnError:
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
+        if _DTYPE_COMPLAINT.search(str(error)):
+            raise ArgumentError(
+                f"inputs: they are {inputs.dtype}, and the model computes in another type: {error}; convert one of them"
+            ) from error
         image_like = inputs.ndim == 3 and inputs.is_floating_point() and inputs.shape[0] in (1, 3, 4)
         if image_like and _SIZE_COMPLAINT.search(str(error)):
             raise ArgumentError(

@@ -71,6 +71,8 @@ def resolve_target(logits: Tensor, target: Target) -> Tensor:
     Raises:
         ArgumentError: If an index is out of range, or None is not enough to choose.
     """
+    if logits.ndim == 0:
+        raise ArgumentError("forward_func: expected one output per sample, (B,) or (B, classes), got a single number")
     batch, sizes = logits.shape[0], logits.shape[1:]
     check_target_length(target, batch)
     if target is None:
@@ -81,6 +83,8 @@ def resolve_target(logits: Tensor, target: Target) -> Tensor:
             )
         return logits.argmax(-1, keepdim=True) if sizes else logits.new_zeros((batch, 0), dtype=torch.long)
     index = _as_index(target, batch, logits.device)
+    if not sizes:
+        raise ArgumentError(f"target: the output has one number per sample, {tuple(logits.shape)}; leave target out")
     if index.shape[1] != len(sizes):
         raise ArgumentError(
             f"target: the output has shape {tuple(logits.shape)}; expected {len(sizes)} indices per sample, "

@@ -15,7 +15,7 @@ Shown = TypeVar("Shown")
 
 LEGEND = (
     "bold: best, and different from every other method (paired Wilcoxon test, Holm, p < 0.05); "
-    "≈: not different from the best"
+    "≈: not shown to differ from the best"
 )
 _CSV = (
     *("protocol", "metric", "better", "method", "value", "low", "high"),

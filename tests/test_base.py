@@ -84,6 +84,11 @@ def test_every_error_is_an_xattn_error_and_of_the_expected_builtin_kind():
         assert issubclass(error, builtin)
 
 
+def test_types_that_differ_are_named():
+    with pytest.raises(ArgumentError, match=r"inputs: they are torch.float64, and the model computes in another type"):
+        attribute(case("cls").inputs.double())
+
+
 def test_devices_that_differ_are_both_named():
     model = case("cls").model
     with pytest.raises(ArgumentError, match="they are on meta, the model on cpu"):

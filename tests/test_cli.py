@@ -221,9 +221,10 @@ def test_errors_are_one_message_and_leave_no_file(arguments, message, picture, t
         result = run("explain", *given, "--out", tmp_path / out)
         assert result.exit_code == 1
         assert result.stdout == ""
-        assert result.stderr.startswith("error: ")
-        assert message in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+        *progress, error = result.stderr.splitlines()
+        assert error.startswith("error: ")
+        assert message in error
+        assert all(line.startswith("explaining ") for line in progress)
         assert "Traceback" not in result.output
         assert sorted(tmp_path.iterdir()) == before
 
@@ -375,3 +376,27 @@ def test_numbers_of_sentences_are_filled_up_with_zeros(sentences, tmp_path):
 
 def test_a_page_is_for_sentences_only(picture, tmp_path):
     assert explain(picture, tmp_path / "a.html").exit_code == 2
+
+
+def test_a_picture_is_no_sentence(picture, tmp_path):
+    result = run("explain", picture, "--model", "text", "--out", tmp_path / "a.html")
+    assert result.exit_code == 1
+    assert "is a file; the model 'text' reads sentences" in flat(result.stderr)
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_empty_method_names_are_refused_and_repeated_ones_run_once(picture, tmp_path):
+    result = explain(picture, tmp_path / "a.npz", "--method", "")
+    assert result.exit_code == 1
+    assert "--method: expected names" in flat(result.stderr)
+    assert explain(picture, tmp_path / "a.npz", "--method", "tokenrank,,tokenrank").exit_code == 0
+    with np.load(tmp_path / "a.npz") as saved:
+        assert saved["methods"].tolist() == ["tokenrank"]
+
+
+def test_a_log_gets_a_line_for_each_of_several_pictures(picture, tmp_path):
+    other = picture.with_name("other.png")
+    other.write_bytes(picture.read_bytes())
+    result = run("explain", picture, other, "--model", "tiny", "--method", "center", "--out", tmp_path / "a.png")
+    assert "explaining picture.png" in result.stderr
+    assert "explaining other.png" in result.stderr

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from xattn.errors import WeightsError
 from xattn.models import fetch, load, photos
+from xattn.models.weights_file import content_sha256, read_checked_weights
 
 DATA = Path(os.environ.get("XATTN_DATA") or Path(__file__).parents[2] / "shared" / "data")
 needs_backbone = pytest.mark.skipif(
@@ -141,3 +143,22 @@ def test_head_on_held_out_photographs():
     names = [row[0].name for row in model.predict(x, k=1)]
     right = sum(name == groups[row["wnid"]] for name, row in zip(names, rows, strict=True))
     assert right / len(rows) > 0.6
+
+
+def test_one_damaged_byte_of_the_cache_is_noticed(tmp_path):
+    weights = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(save(weights, {"content_sha256": content_sha256(weights)}))
+    assert torch.equal(read_checked_weights(file)["weight"], weights["weight"])
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"is damaged: expected content with SHA-256 \w{64}, found \w{64}"):
+        read_checked_weights(file)
+
+
+def test_a_cache_without_a_sum_is_not_trusted(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(save({"weight": torch.ones(2)}))
+    with pytest.raises(WeightsError, match="expected content with SHA-256 none"):
+        read_checked_weights(file)

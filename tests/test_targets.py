@@ -45,6 +45,13 @@ def test_one_output_needs_no_target(shape):
     assert scores(logits, resolve_target(logits, None)).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_outputs_that_leave_nothing_to_choose():
+    with pytest.raises(ArgumentError, match="leave target out"):
+        resolve_target(torch.arange(4.0), 0)
+    with pytest.raises(ArgumentError, match="got a single number"):
+        resolve_target(torch.tensor(1.0), None)
+
+
 @pytest.mark.parametrize("target", [3, -4, [0, 3], torch.tensor([5, 0])])
 def test_out_of_range_names_the_range(target):
     with pytest.raises(ArgumentError, match=r"target: expected an index in 0\.\.2"):

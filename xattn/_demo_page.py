@@ -1,6 +1,7 @@
 """The demo's page: what was explained, what to see, and what not to read into it."""
 
 import html
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -91,12 +92,14 @@ def _class_specific() -> str:
 def _boxes(photos: "Sequence[Item]") -> str:
     """Shares of the maps in the boxes, as measured."""
     boxed = [item for item in photos if item.region]
-    shown = [name for name in ("column_sum", "tokenrank", "n_bounce", "raw_attention", "random") if name in methods]
+    shown = [
+        name for name in ("column_sum", "tokenrank", "n_bounce", "raw_attention", "random", "center") if name in methods
+    ]
     head = "".join(f'<th class="number">{name}</th>' for name in ("box's area", *shown))
     rows = [f"<tr><th>photograph</th>{head}</tr>"]
     for item in boxed:
         shares = (item.area, *(item.inside.get(name, float("nan")) for name in shown))
-        cells = "".join(f'<td class="number">{share:.0%}</td>' for share in shares)
+        cells = "".join(f'<td class="number">{_percent(share, 0)}</td>' for share in shares)
         rows.append(f"<tr><td>{html.escape(item.title)}</td>{cells}</tr>")
     return f'<div class="wide"><table>{"".join(rows)}</table></div>' if boxed else ""
 
@@ -124,9 +127,14 @@ def _numbers(item: "Item") -> str:
     share = f'<th class="number">share in {html.escape(item.region)}</th>' if item.region else ""
     rows = [f'<tr><th>method</th><th class="number">seconds</th>{share}</tr>']
     for name, seconds in item.explanation.seconds.items():
-        cell = f'<td class="number">{item.inside[name]:.1%}</td>' if item.region else ""
+        cell = f'<td class="number">{_percent(item.inside[name], 1)}</td>' if item.region else ""
         rows.append(f'<tr><td><code>{html.escape(name)}</code></td><td class="number">{seconds:.3f}</td>{cell}</tr>')
     return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+
+
+def _percent(share: float, digits: int) -> str:
+    """A share for people; a map that is zero everywhere has none."""
+    return "map is zero" if math.isnan(share) else f"{share:.{digits}%}"
 
 
 def _methods() -> str:

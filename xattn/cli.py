@@ -96,14 +96,13 @@ def explain(
     layers = _layers(layer)
     with _reporting(debug):
         _check_writable(out)
-        if not is_text:
-            _check_files(contents)
+        (_check_sentences if is_text else _check_files)(contents)
         from xattn._subject import find_device
         from xattn.explain import choose_methods
         from xattn.explain import explain as explain_one
         from xattn.models import load
 
-        names = [name for part in method or [] for name in part.split(",") if name.strip()] or None
+        names = _names(method)
         choose_methods(names)  # unknown names are refused before a model is loaded
         loaded = load(model, device=find_device(device or "cpu"))
         explanations: list[Explanation] = []
@@ -215,11 +214,25 @@ def _progress(images: int | None, names: Sequence[str] | None) -> Iterator[Calla
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         total = None if images is None else images * len(names or registered)
         task = bar.add_task("loading", total=total)
+        seen: set[str] = set()
 
         def advance(picture: str, method: str) -> None:
             bar.update(task, description=f"{picture}: {method}", advance=1)
+            if not console.is_terminal and images != 1 and picture not in seen:  # a log gets a line for each of several
+                seen.add(picture)
+                terminal.say(f"explaining {picture}", to_stderr=True)
 
         yield advance
+
+
+def _names(method: Sequence[str] | None) -> list[str] | None:
+    """Names of methods as given, without repetitions; None if none was asked for."""
+    if method is None:
+        return None
+    names = list(dict.fromkeys(name.strip() for part in method for name in part.split(",") if name.strip()))
+    if not names:
+        raise ArgumentError("--method: expected names separated by commas, got none; leave it out for all methods")
+    return names
 
 
 def _check_suffix(out: Path, suffixes: Sequence[str]) -> None:
@@ -242,6 +255,12 @@ def _layers(layer: str | None) -> "Layers | None":
             f'expected an index, several separated by commas, or "all"; got {layer!r}', param_hint="--layer"
         ) from None
     return indices[0] if len(indices) == 1 else indices
+
+
+def _check_sentences(contents: Sequence[str]) -> None:
+    for content in contents:
+        if os.path.isfile(content):
+            raise ArgumentError(f"contents: {content!r} is a file; the model 'text' reads sentences, in quotes")
 
 
 def _check_files(images: Sequence[str]) -> None:

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xattn._demo_page import page
+from xattn.attributions import TransformerAttribution, methods
 from xattn.errors import MissingDependencyError, WeightsError
 from xattn.explain import explain
 from xattn.explanation import Explanation, write_atomically
 from xattn.models import load
+from xattn.models.model import Model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,13 +119,21 @@ def _photographs(notes: list[str], progress: Progress) -> "Iterator[tuple[Item, 
         notes.append(f"the photographs are left out: {error}")
         return
     for title, file in files.items():
-        explanation = explain(model, file, progress=partial(progress, title))
+        explanation = explain(model, file, _explainers(model), progress=partial(progress, title))
         region, area, inside = "", 0.0, {}
         if title in BOXES:
             mask = _box(*BOXES[title], size=explanation.input.shape[-2:])
             region, area, inside = f"a box drawn around the {title}", float(mask.mean()), _inside(mask, explanation)
         figure = f"photo-{_slug(title)}.png"
         yield Item(title, explanation, figure, True, region, area, inside), explanation.plot()
+
+
+def _explainers(model: Model) -> dict[str, TransformerAttribution]:
+    """Every registered method; relevance is propagated in float64, where rounding decides nothing."""
+    options = {
+        name: {"precision": "float64"} if method.family == "relevance" else {} for name, method in methods.items()
+    }
+    return {name: method(model, **options[name]) for name, method in methods.items()}
 
 
 def _scenes(progress: Progress) -> "Iterator[tuple[Item, Figure]]":
@@ -133,7 +143,7 @@ def _scenes(progress: Progress) -> "Iterator[tuple[Item, Figure]]":
     for split, index in SCENES:
         scene = Scenes(split)[index]
         title = " and ".join(scene.names)
-        explanation = explain(model, scene.image, progress=partial(progress, title))
+        explanation = explain(model, scene.image, _explainers(model), progress=partial(progress, title))
         mask = scene.mask.float()
         figure = f"scene-{split}-{index}-{_slug(title)}.png"
         inside = _inside(mask, explanation)

@@ -6,6 +6,7 @@ the colours (a constant map, one without positive values, NaN) is written below 
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +188,8 @@ def _canvas(rows: int, columns: int, title: str | None, scale: Scale) -> "tuple[
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
     if title:
         figure.suptitle(title, fontsize=13)
-    figure.supxlabel(CAPTIONS[scale], fontsize=9, color="0.35")
+    caption = textwrap.fill(CAPTIONS[scale], width=max(30, int(15 * size[0])))
+    figure.supxlabel(caption, fontsize=9, color="0.35")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from xattn.errors import MissingDependencyError, WeightsError
 from xattn.models.image import Preprocess
-from xattn.models.weights_file import check_sha256, read_weights
+from xattn.models.weights_file import check_sha256, content_sha256, read_checked_weights, read_weights
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -52,7 +52,7 @@ def cache_dir() -> Path:
 
 def backbone_file() -> Path:
     """The converted backbone, whether or not it is there yet."""
-    return cache_dir() / "photos-backbone-1.safetensors"
+    return cache_dir() / "photos-backbone-2.safetensors"
 
 
 def installed_onnx() -> Path | None:
@@ -73,10 +73,11 @@ def convert(onnx_file: Path, out: Path | None = None) -> Path:
     check_sha256(onnx_file, ONNX_SHA256)
     out = out or backbone_file()
     state = _timm_state(_read_onnx(onnx_file))
+    metadata = {"onnx_sha256": ONNX_SHA256, "content_sha256": content_sha256(state)}
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(save(state, metadata={"onnx_sha256": ONNX_SHA256}))
+        partial.write_bytes(save(state, metadata=metadata))
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
@@ -146,7 +147,7 @@ def backbone() -> "VisionTransformer":
         convert(source, path)
     model: VisionTransformer = timm.create_model("vit_small_patch14_dinov2", img_size=SIZE, num_classes=0)
     try:
-        model.load_state_dict(read_weights(path))
+        model.load_state_dict(read_checked_weights(path))
     except (WeightsError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise WeightsError(f"model 'photos': {first} Run `{COMMAND} --force`.") from None
