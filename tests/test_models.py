@@ -24,7 +24,7 @@ def test_demo_is_an_unmodified_timm_transformer(model):
     assert type(model.module) is VisionTransformer
     assert not model.module.training
     assert model.classes == NAMES
-    assert model.layout is None
+    assert model.layout.grid == (12, 12)
     assert model.dtype == torch.float32
     assert (demo._WEIGHTS / "demo.safetensors").stat().st_size < 3e6
 
@@ -142,3 +142,11 @@ def test_importing_models_brings_no_model_library():
     code = "import sys, xattn.models; print([m for m in ('timm', 'torchvision', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_layout_is_what_a_forward_call_shows():
+    from xattn.attributions import RawAttention
+
+    model = load("demo")
+    images = torch.rand(1, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    assert RawAttention(model)._forward(images, None, (), None).layout == model.layout

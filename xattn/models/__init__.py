@@ -59,12 +59,12 @@ def _own(name: str) -> Model | TextModel:
     if name == "demo":
         from xattn.models import demo
 
-        return Model(name, demo.load(), demo.TRANSFORM, demo.CLASSES, description=demo.DESCRIPTION)
+        return Model(name, demo.load(), demo.TRANSFORM, demo.CLASSES, demo.LAYOUT, demo.DESCRIPTION)
     if name == "photos":
         from xattn.models import photos
 
         classes = tuple(photos.record()["classes"])
-        return Model(name, photos.build(), photos.TRANSFORM, classes, description=photos.DESCRIPTION)
+        return Model(name, photos.build(), photos.TRANSFORM, classes, photos.LAYOUT, photos.DESCRIPTION)
     if name == "text":
         from xattn.models import text
 

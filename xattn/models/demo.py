@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xattn.layout import TokenLayout
 from xattn.models.image import Preprocess
 from xattn.models.scenes import NAMES, SIZE
 from xattn.models.weights_file import check_sha256, read_weights
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "ViT (96 px, patch 8, width 96, 6 blocks of 6 heads, class token) trained on generated scenes"
 CLASSES = NAMES
 TRANSFORM = Preprocess((SIZE, SIZE), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+LAYOUT = TokenLayout(prefix=("cls",), grid=(12, 12), pooling="token")
 
 _WEIGHTS = Path(__file__).parent / "weights"
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xattn.errors import MissingDependencyError, WeightsError
+from xattn.layout import TokenLayout
 from xattn.models.image import Preprocess
 from xattn.models.weights_file import check_sha256, content_sha256, read_checked_weights, read_weights
 
@@ -29,6 +30,7 @@ ONNX_SHA256 = "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"
 COMMAND = "python -m xattn.models.fetch"
 SIZE, GRID, WIDTH, DEPTH = 224, 16, 384, 12
 TRANSFORM = Preprocess((SIZE, SIZE), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+LAYOUT = TokenLayout(prefix=("cls",), grid=(GRID, GRID), pooling="token")
 DESCRIPTION = "ViT-S/14 (DINOv2 architecture, tuned for salient objects; not the published DINOv2), 8 groups of photos"
 
 _WEIGHTS = Path(__file__).parent / "weights"
