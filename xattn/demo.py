@@ -130,10 +130,8 @@ def _photographs(notes: list[str], progress: Progress) -> "Iterator[tuple[Item, 
 
 def _explainers(model: Model) -> dict[str, TransformerAttribution]:
     """Every registered method; relevance is propagated in float64, where rounding decides nothing."""
-    options = {
-        name: {"precision": "float64"} if method.family == "relevance" else {} for name, method in methods.items()
-    }
-    return {name: method(model, **options[name]) for name, method in methods.items()}
+    precise: dict[str, Any] = {"precision": "float64"}
+    return {name: m(model, **precise) if m.family == "relevance" else m(model) for name, m in methods.items()}
 
 
 def _scenes(progress: Progress) -> "Iterator[tuple[Item, Figure]]":
