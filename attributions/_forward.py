@@ -1,7 +1,7 @@
 """One forward call with its attention, layout and scores: what every method works on."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,20 @@ class ForwardPass:
         assert self.logits is not None  # target_index raised otherwise
         with torch.enable_grad():
             return scores(self.logits, index)
+
+    def gradients(self, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Gradient of each sample's score by tensors of the graph; None where the score does not depend on one."""
+        score = self.score()
+        return torch.autograd.grad(score, tensors, torch.ones_like(score), allow_unused=True)
+
+    def patch_mean(self, values: Tensor, dim: int) -> Tensor:
+        """Mean over the patches (words) along `dim` of (B, ...), which is kept; padding does not count."""
+        if self.valid is None:
+            return values.mean(dim, keepdim=True)
+        shape = [1] * values.ndim
+        shape[0], shape[dim] = values.shape[0], values.shape[dim]
+        valid = self.valid[:, self.layout.num_prefix :].reshape(shape)
+        return (values * valid).sum(dim, keepdim=True) / valid.sum(dim, keepdim=True)
 
     def tokens_read(self) -> Tensor:
         """(B, N) distribution of the tokens that the answer is read from.

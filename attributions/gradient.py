@@ -34,20 +34,20 @@ def attention_gradients(forward: ForwardPass) -> tuple[Tensor, ...]:
         UnsupportedModelError: If a matrix has no influence on the score, or all gradients vanish.
     """
     attentions = [record.attention for record in forward.records]
-    score = forward.score()
-    gradients = torch.autograd.grad(score, attentions, torch.ones_like(score), allow_unused=True)
-    for record, gradient in zip(forward.records, gradients, strict=True):
+    gradients = []
+    for record, gradient in zip(forward.records, forward.gradients(attentions), strict=True):
         if gradient is None:
             raise UnsupportedModelError(
                 f"forward_func: the score does not depend on the attention of {record.path!r}; "
                 "choose other layers, or check that the model does not detach or recompute it"
             )
+        gradients.append(gradient)
     if all(not bool(gradient.any()) for gradient in gradients):
         raise UnsupportedModelError(
             f"forward_func: the gradient of the score by the attention of {forward.records[-1].path!r} is zero "
             "everywhere; a constant or saturated score cannot be explained by gradients"
         )
-    return gradients
+    return tuple(gradients)
 
 
 class AttentionGradCAM(GradientAttention):
@@ -73,12 +73,7 @@ class AttentionGradCAM(GradientAttention):
         ((attention, gradient),) = self._weighted(forward)
         start, first = forward.tokens_read().to(attention.dtype), forward.layout.num_prefix
         rows, slopes = (torch.einsum("bi,bhij->bhj", start, x)[..., first:] for x in (attention, gradient))
-        if forward.valid is None:
-            weights = slopes.mean(-1, keepdim=True)
-        else:
-            valid = forward.valid[:, None, first:]
-            weights = (slopes * valid).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True)
-        return forward.layout.tokens((weights * rows).mean(1).clamp_min(0))
+        return forward.layout.tokens((forward.patch_mean(slopes, -1) * rows).mean(1).clamp_min(0))
 
 
 class AccumulatedGradientAttention(GradientAttention):

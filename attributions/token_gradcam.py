@@ -123,21 +123,14 @@ class TokenGradCAM(TransformerAttribution):
 
     def _relevance(self, forward: ForwardPass, reducer: Any) -> Tensor:  # noqa: ANN401
         path, tokens = reducer.tokens(self.layer)
-        score = forward.score()
-        (gradient,) = torch.autograd.grad(
-            score, tokens, torch.ones_like(score), allow_unused=True, materialize_grads=True
-        )
+        (gradient,) = forward.gradients([tokens])
+        gradient = torch.zeros_like(tokens) if gradient is None else gradient
         patches, slopes = (self._patches(x, forward) for x in (tokens.detach(), gradient))
         if not bool(slopes.any()):
             raise UnsupportedModelError(
                 f"layer: the score has no gradient by the patches that enter block {path!r}; choose an earlier block"
             )
-        if forward.valid is None:
-            weights = slopes.mean(1)
-        else:
-            valid = forward.valid[:, forward.layout.num_prefix :].unsqueeze(-1)
-            weights = (slopes * valid).sum(1) / valid.sum(1)
-        return forward.layout.tokens(torch.einsum("bd,bnd->bn", weights, patches).clamp_min(0))
+        return forward.layout.tokens((forward.patch_mean(slopes, 1) * patches).sum(-1).clamp_min(0))
 
     def _patches(self, tokens: Tensor, forward: ForwardPass) -> Tensor:
         """(B, patches, D) of (B, N, D), (N, B, D) or (B, h, w, D)."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.models._splits import check_split
 from xattn.models.shapes import CLASSES, CLUTTER, Grid, Mask, Shape
 from xattn.models.textures import lighter, paint, pattern
 
@@ -73,12 +73,7 @@ class Scenes(torch.utils.data.Dataset[Scene]):
     """
 
     def __init__(self, split: str = "test", n: int = 1000, seed: int = 0) -> None:
-        if split not in SPLITS:
-            raise ArgumentError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
-        if not isinstance(n, int) or not isinstance(seed, int):
-            raise ArgumentTypeError(f"n and seed must be int; got {type(n).__name__} and {type(seed).__name__}.")
-        if n < 1 or seed < 0:
-            raise ArgumentError(f"n must be at least 1 and seed at least 0; got n={n}, seed={seed}.")
+        check_split(split, n, seed, SPLITS)
         self.split, self.n, self.seed = split, n, seed
         self.objects = 2 if split.startswith("two") else 1
 

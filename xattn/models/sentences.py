@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.models._splits import check_split
 from xattn.models.phrases import FILLERS, ONE_TOPIC, TEST_TERMS, TRAIN_TERMS, TWO_TOPICS
 from xattn.models.wordpiece import split_words
 
@@ -72,12 +72,7 @@ class Sentences(torch.utils.data.Dataset[Sentence]):
     """
 
     def __init__(self, split: str = "test", n: int = 600, seed: int = 0) -> None:
-        if split not in SPLITS:
-            raise ArgumentError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
-        if not isinstance(n, int) or not isinstance(seed, int):
-            raise ArgumentTypeError(f"n and seed must be int; got {type(n).__name__} and {type(seed).__name__}.")
-        if n < 1 or seed < 0:
-            raise ArgumentError(f"n must be at least 1 and seed at least 0; got n={n}, seed={seed}.")
+        check_split(split, n, seed, SPLITS)
         self.split, self.n, self.seed = split, n, seed
         self.topics = 2 if split.startswith("two") else 1
 
