@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint typecheck bench clean
+.PHONY: demo test lint typecheck bench docs clean
 
 # One virtual environment serves every target; it is rebuilt when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -32,5 +32,8 @@ typecheck: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.installed
+	$(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) build dist demo-output *.egg-info
+	rm -rf $(VENV) build dist site demo-output *.egg-info
