@@ -3,7 +3,6 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -13,7 +12,7 @@ from captum.log import log_usage
 from torch import Tensor
 
 from xattn._layers import Layers
-from xattn.attributions._forward import ForwardPass, Reducer
+from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._resolution import Interpolation, Resolution
 from xattn.attributions._targets import Target
 from xattn.attributions.base import TensorOrTuple, TransformerAttribution
@@ -51,6 +50,7 @@ class RelevanceAttribution(TransformerAttribution):
     _from_sums: ClassVar[float] = 1.0  # maps of attention are decided in late layers, before most rounding enters
     is_class_specific = True
     needs_gradient = True
+    backwards = 1
 
     def __init__(
         self,
@@ -109,9 +109,8 @@ class RelevanceAttribution(TransformerAttribution):
         )
         return relevance if call._deltas is None else (relevance, torch.cat(call._deltas))
 
-    def _around(self) -> AbstractContextManager[object]:
-        assert self._recording is not None  # _forward made it
-        return self._recording
+    def _request(self, reducer: Reducer | None) -> Request:
+        return replace(super()._request(reducer), around=self._recording)
 
     def _forward(
         self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: Reducer | None

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
@@ -11,10 +10,10 @@ from captum.log import log_usage
 from torch import Tensor
 
 from xattn._layers import Layers, check_layers
-from xattn.attributions._forward import ForwardPass, Reducer, run_forward
+from xattn.attributions._forward import ForwardPass, Reducer, Request, run_forwards
 from xattn.attributions._resolution import Interpolation, Resolution, check_resolution, from_pixels, from_tokens
 from xattn.attributions._targets import Target, check_target_length, slice_target
-from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
+from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError, XattnError
 from xattn.layout import TokenLayout
 
 TensorOrTuple = TypeVar("TensorOrTuple", Tensor, tuple[Tensor, ...])
@@ -35,10 +34,13 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
         paper: Where it comes from.
         is_class_specific: Whether the map depends on `target`.
         needs_gradient: Whether a backward pass runs.
+        forwards: Calls of the model for one batch, with the default options.
+        backwards: Backward passes from its answer, likewise.
         needs_class_token: Whether models without one are refused.
         is_control: Whether it is a baseline that ignores what the model did.
         is_signed: Whether relevance can be negative (evidence against); otherwise its range is [0, inf).
         level: "token" if `_relevance` is (B, N), "pixel" if it has the inputs' shape.
+        shares_forward: Whether the forward call may serve other methods as well, as in `explain`.
     """
 
     name: ClassVar[str]
@@ -47,10 +49,13 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
     paper: ClassVar[str]
     is_class_specific: bool = False
     needs_gradient: ClassVar[bool] = False
+    forwards: ClassVar[int] = 1
+    backwards: ClassVar[int] = 0
     needs_class_token: ClassVar[bool] = False
     is_control: ClassVar[bool] = False
-    is_signed: ClassVar[bool] = False
+    is_signed: bool = False
     level: ClassVar[Literal["token", "pixel"]] = "token"
+    shares_forward: ClassVar[bool] = True
 
     def __init__(
         self, forward_func: Callable[..., Any], *, layers: Layers = "all", layout: TokenLayout | None = None
@@ -133,33 +138,40 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
             relevance = relevance * forward.valid
         return from_tokens(relevance, forward.layout, forward.inputs, resolution, interpolation)
 
-    def _around(self) -> AbstractContextManager[object]:
-        """A context for the forward call, such as a function mode that sees the model's operations."""
-        return nullcontext()
+    def _request(self, reducer: Reducer | None) -> Request:
+        """What the forward call has to keep."""
+        return Request(self.layers, self.layout, reducer)
 
     def _forward(
         self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: Reducer | None
     ) -> ForwardPass:
         """One forward call of a checked batch; the reducer, if any, takes the layers."""
-        forward = run_forward(
+        (forward,) = run_forwards(
             self.forward_func,
             inputs,
             additional_args,
+            [self._request(reducer)],
             target=target,
-            layers=self.layers,
-            layout=self.layout,
-            reducer=reducer,
             needs_gradient=self.needs_gradient,
-            around=self._around(),
         )
+        if isinstance(forward, XattnError):
+            raise forward
+        self._check(forward)
+        return forward
+
+    def _check(self, forward: ForwardPass) -> None:
+        """Refuse what the method cannot explain, before any work."""
         if self.needs_class_token and forward.layout.cls_index is None:
             raise UnsupportedModelError(
                 f"forward_func: {type(self).__name__} needs a class token, this model has {forward.layout}; "
                 "TokenRank and NBounceAttention work without one"
             )
         if self.is_class_specific:
-            _ = forward.target_index  # an unusable target is refused before any work
-        return forward
+            _ = forward.target_index
+
+    def _differentiated(self, forward: ForwardPass, reducer: Any) -> list[Tensor]:  # noqa: ANN401
+        """Tensors by which `_relevance` will differentiate the score, so that methods can share a backward pass."""
+        return [record.attention for record in forward.records] if self.needs_gradient else []
 
 
 def check_inputs(inputs: object) -> tuple[Tensor, bool]:

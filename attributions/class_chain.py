@@ -46,6 +46,7 @@ class ClassTokenRank(TokenRank):
     paper = "gradient-weighted attention (Chefer et al., ICCV 2021) as a chain"
     is_class_specific = True
     needs_gradient = True
+    backwards = 1
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class GradientAttention(TransformerAttribution):
     family = "gradient"
     is_class_specific = True
     needs_gradient = True
+    backwards = 1
 
     def _weighted(self, forward: ForwardPass) -> list[tuple[Tensor, Tensor]]:
         """Each layer's attention and its gradient, both (B, heads, N, N)."""

@@ -14,10 +14,9 @@ from torch import Tensor
 from xattn._layers import Layers, check_layers
 from xattn._state import find_modules
 from xattn.attention import AttentionRecord
-from xattn.attributions._forward import ForwardPass, Reducer, run_forward
+from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._head import Head, LayerTokens, own_head
 from xattn.attributions._resolution import Resolution, check_resolution, from_tokens
-from xattn.attributions._targets import Target
 from xattn.attributions.base import TransformerAttribution, as_args, check_inputs
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.layout import TokenLayout
@@ -69,31 +68,22 @@ class PredictionAttribution(TransformerAttribution):
         self.layer = layer
         self.space = space
         self.head = head
+        self.is_signed = space == "logit"
         self._layer_indices = indices
 
     def _reducer(self) -> LayerTokens:
         return LayerTokens(find_modules(self.forward_func), self._layer_indices)
 
-    def _forward(
-        self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: Reducer | None
-    ) -> ForwardPass:
+    def _request(self, reducer: Reducer | None) -> Request:
         assert isinstance(reducer, LayerTokens)
-        forward = run_forward(
-            self.forward_func,
-            inputs,
-            additional_args,
-            target=target,
-            layers="all",
-            layout=self.layout,
-            reducer=reducer,
-            around=reducer,
-        )
-        _ = forward.target_index  # an unusable target is refused before any work
+        return Request("all", self.layout, reducer, around=reducer)
+
+    def _check(self, forward: ForwardPass) -> None:
+        super()._check(forward)
         if forward.logits is None or forward.logits.ndim > 2:
             raise ArgumentError(
                 f"forward_func: {type(self).__name__} expects logits (B, classes), got an output of several dimensions"
             )
-        return forward
 
     def _relevance(self, forward: ForwardPass, reducer: Any) -> Tensor:  # noqa: ANN401
         chosen = self._target_maps(forward, reducer)

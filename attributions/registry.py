@@ -3,6 +3,8 @@
 A new method is one file and one line here.
 """
 
+from difflib import get_close_matches
+
 from xattn.attributions.attention import AttentionRollout, DINOAttention, RawAttention
 from xattn.attributions.base import TransformerAttribution
 from xattn.attributions.class_chain import ClassTokenRank
@@ -46,13 +48,15 @@ def find_method(name: str) -> type[TransformerAttribution]:
     """The method of that name; class names, hyphens and capitals are understood ("TokenRank", "n-bounce").
 
     Raises:
-        ArgumentError: If there is none; it lists them.
+        ArgumentError: If there is none; it lists them, and says which one may have been meant.
     """
+    spellings = {_plain(spelling): key for key, method in methods.items() for spelling in (key, method.__name__)}
     wanted = _plain(name)
-    for key, method in methods.items():
-        if wanted in (_plain(key), _plain(method.__name__)):
-            return method
-    raise ArgumentError(f"method: expected one of {', '.join(methods)}; got {name!r}")
+    if wanted in spellings:
+        return methods[spellings[wanted]]
+    close = get_close_matches(wanted, spellings, n=1)
+    hint = f". Did you mean {spellings[close[0]]!r}?" if close else ""
+    raise ArgumentError(f"method: expected one of {', '.join(methods)}; got {name!r}{hint}")
 
 
 def _plain(name: str) -> str:

@@ -192,6 +192,7 @@ class TransInterp(RelevanceRollout):
     name = "transinterp"
     summary = "gradient times relevance of attention, multiplied over layers"
     paper = "Chefer et al., CVPR 2021"
+    backwards = 2
 
     def _weights(self, score: Tensor, attention: Sequence[Tensor]) -> Sequence[Tensor | None]:
         return torch.autograd.grad(

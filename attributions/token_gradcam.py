@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 from xattn._state import find_modules, undisturbed
 from xattn._trace import ModuleTrace, is_attention_module
 from xattn.attention import AttentionRecord
-from xattn.attributions._forward import ForwardPass, run_forward
-from xattn.attributions._gathering import Reducer
+from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._targets import Target, logits_of
 from xattn.attributions.base import TransformerAttribution
 from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
@@ -75,6 +75,7 @@ class TokenGradCAM(TransformerAttribution):
     paper = "Selvaraju et al., ICCV 2017"
     is_class_specific = True
     needs_gradient = True
+    backwards = 1
 
     def __init__(self, forward_func: Callable[..., Any], *, layer: int = -1, layout: TokenLayout | None = None) -> None:
         super().__init__(forward_func, layout=layout)
@@ -85,25 +86,23 @@ class TokenGradCAM(TransformerAttribution):
     def _reducer(self) -> Reducer:
         return BlockInputs(self.forward_func)
 
+    def _request(self, reducer: Reducer | None) -> Request:
+        assert isinstance(reducer, BlockInputs)
+        return replace(super()._request(reducer), around=reducer)
+
+    def _differentiated(self, forward: ForwardPass, reducer: Any) -> list[Tensor]:  # noqa: ANN401
+        return [reducer.tokens(self.layer)[1]]
+
     def _forward(
         self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: Reducer | None
     ) -> ForwardPass:
         assert isinstance(reducer, BlockInputs)
         try:
-            forward = run_forward(
-                self.forward_func,
-                inputs,
-                additional_args,
-                target=target,
-                layout=self.layout,
-                reducer=reducer,
-                needs_gradient=True,
-                around=reducer,
-            )
+            return super()._forward(inputs, target, additional_args, reducer)
         except UnsupportedModelError:  # windows or stages: no chain, but tokens on a grid all the same
             forward = self._on_grid(inputs, target, additional_args, reducer)
-        _ = forward.target_index
-        return forward
+            self._check(forward)
+            return forward
 
     def _on_grid(
         self, inputs: Tensor, target: Target, additional_args: tuple[Any, ...], reducer: BlockInputs

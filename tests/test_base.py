@@ -5,7 +5,7 @@ import torch
 from method_cases import PlantedViT, case
 from torch import nn
 
-from xattn.attributions import RawAttention, TokenRank, TransformerAttribution
+from xattn.attributions import RawAttention, TokenRank, TransformerAttribution, find_method, methods
 from xattn.attributions._resolution import from_pixels, from_tokens
 from xattn.errors import ArgumentError, ArgumentTypeError, CaptureError, LayoutError, XattnError
 from xattn.layout import TokenLayout
@@ -156,3 +156,18 @@ def test_a_method_without_its_step_cannot_be_made():
 
     with pytest.raises(TypeError, match="abstract"):
         Nothing(PlantedViT())
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("tokenrnk", "tokenrank"), ("Attention-GradCAMs", "attention_gradcam"), ("TransInterpretability", "transinterp")],
+)
+def test_a_misspelt_method_is_guessed(given, meant):
+    with pytest.raises(ArgumentError, match=f"got '{given}'. Did you mean '{meant}'") as caught:
+        find_method(given)
+    assert all(name in str(caught.value) for name in methods)
+
+
+def test_what_resembles_nothing_is_not_guessed():
+    with pytest.raises(ArgumentError, match="got 'xyz'$"):
+        find_method("xyz")

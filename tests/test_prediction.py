@@ -7,9 +7,10 @@ import tiny_models as tiny
 import torch
 from method_cases import PlantedViT, case
 
-from xattn import AttentionTap
+from xattn import AttentionTap, explain
 from xattn.attributions import PredictionAttention, PredictionMap, TokenRank
 from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.viz import DIVERGING
 
 EXACT = {"atol": 1e-10, "rtol": 1e-8}
 
@@ -195,3 +196,17 @@ def test_maps_at_input_resolution_are_refused():
     tokens = PredictionMap(case("cls").model).maps(case("cls").inputs, resolution="token")
     assert tokens.shape == (5, 5, 17)
     assert (tokens[..., 0] == 0).all()
+
+
+@pytest.mark.parametrize("method", [PredictionMap, PredictionAttention])
+def test_logits_are_signed_and_probabilities_are_not(method):
+    this = case("cls")
+    for space, signed in (("logit", True), ("probability", False)):
+        explainer = method(this.model, space=space)
+        relevance = explainer.attribute(this.inputs, target=0, resolution="patch")
+        assert explainer.is_signed == signed
+        assert bool((relevance < 0).any()) == signed
+        found = explain(this.model, this.inputs[:1], {space: explainer}, target=0)
+        colours = {image.get_cmap().name for axes in found.plot().axes for image in axes.images}
+        assert (DIVERGING in colours) == signed
+    assert not method.is_signed

@@ -15,13 +15,14 @@ README = (ROOT / "README.md").read_text()
 def method_table():
     """The table of the README, made from the registry."""
     lines = [
-        "| name | class | what it shows | asks for a class | backward pass | source |",
-        "|---|---|---|---|---|---|",
+        "| name | class | family | what it shows | asks for a class | gradient | passes | source |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, method in methods.items():
         specific, gradient = ("yes" if fact else "no" for fact in (method.is_class_specific, method.needs_gradient))
         lines.append(
-            f"| `{name}` | `{method.__name__}` | {method.summary} | {specific} | {gradient} | {method.paper} |"
+            f"| `{name}` | `{method.__name__}` | {method.family} | {method.summary} | {specific} | {gradient} "
+            f"| {method.forwards} + {method.backwards} | {method.paper} |"
         )
     return "\n".join(lines)
 

@@ -136,11 +136,13 @@ def methods(
             return
         from xattn.attributions import methods as registered
 
-        caption = "class: the map depends on the class asked for; gradient: a backward pass runs"
-        table = terminal.table("method", "family", "class", "gradient", "what it shows", "paper", caption=caption)
+        caption = "class: the map depends on the class asked for; passes: forward + backward passes for one batch"
+        columns = ("method", "family", "class", "gradient", "passes", "what it shows", "paper")
+        table = terminal.table(*columns, caption=caption)
         for name, method in registered.items():
             specific, gradient = ("yes" if fact else "no" for fact in (method.is_class_specific, method.needs_gradient))
-            table.add_row(name, method.family, specific, gradient, method.summary, method.paper)
+            passes = f"{method.forwards} + {method.backwards}"
+            table.add_row(name, method.family, specific, gradient, passes, method.summary, method.paper)
         terminal.show(table)
 
 
