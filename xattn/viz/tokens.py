@@ -11,8 +11,8 @@ from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from xattn._reading import DIVERGING, Array, Reading, Scale, as_array, read, shared_limits
 from xattn.errors import ArgumentError
+from xattn.viz._reading import DIVERGING, Array, Reading, Scale, as_array, read, shared_limits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
