@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks._rows import Row
 
-NAMES = ("lambda2", "capture", "matrix_free", "transinterp")
+NAMES = ("lambda2", "capture", "matrix_free", "transinterp", "prediction_attention")
 Benchmark = Callable[[bool], list[Row]]
 
 

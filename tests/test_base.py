@@ -169,5 +169,5 @@ def test_a_misspelt_method_is_guessed(given, meant):
 
 
 def test_what_resembles_nothing_is_not_guessed():
-    with pytest.raises(ArgumentError, match="got 'xyz'$"):
+    with pytest.raises(ArgumentError, match=r"got 'xyz'$"):
         find_method("xyz")
