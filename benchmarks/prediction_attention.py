@@ -1,6 +1,6 @@
 """PredictionAttention against the plain forward pass of the same model, for one image and for a batch.
 
-    python -m benchmarks prediction_attention [--quick]
+python -m benchmarks prediction_attention [--quick]
 """
 
 import timm
