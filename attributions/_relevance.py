@@ -50,6 +50,7 @@ class RelevanceAttribution(TransformerAttribution):
     _from_sums: ClassVar[float] = 1.0  # maps of attention are decided in late layers, before most rounding enters
     is_class_specific = True
     needs_gradient = True
+    shares_forward = False  # it is recorded
     backwards = 1
 
     def __init__(

@@ -18,6 +18,7 @@ from xattn._layers import Layers
 from xattn._subject import Given, Subject, Target, find_subject, find_target, predict
 from xattn.attributions import TransformerAttribution, find_method
 from xattn.attributions import methods as registered
+from xattn.attributions._shared import SharedPasses
 from xattn.errors import ArgumentError, ArgumentTypeError, CaptureError, LayoutError, UnsupportedModelError
 from xattn.explanation import ClassProbability as ClassProbability
 from xattn.explanation import Explanation as Explanation
@@ -77,21 +78,24 @@ def explain(
     chosen = choose_methods(methods)
     subject = find_subject(model, device)
     given = subject.read(image)
-    logits = subject.logits(given)
+    built = _build(chosen, subject, layers)
+    passes = SharedPasses(built, given.inputs, given.args)
+    logits = passes.logits()
+    logits = subject.logits(given) if logits is None else logits
     index = find_target(target, logits, subject)
 
     maps, configurations, seconds, skipped, warned = {}, {}, {}, {}, {}
     reasons: list[Exception] = []
-    for name, method in _build(chosen, subject, layers).items():
+    for name, method in built.items():
         if progress is not None:
             progress(name)
-        start = time.perf_counter()
+        start = time.perf_counter() - passes.seconds  # shared passes are divided among those who share them
         caught: list[str] = []
         try:
             if methods is None and logits is None and getattr(method, "is_class_specific", False):
                 raise UnsupportedModelError("explains a class, and the model gives no class scores")
             with _warnings_into(caught):
-                relevance = _relevance(method, subject, given, index)
+                relevance = _relevance(name, method, passes, subject, given, index)
         except _REFUSALS as error:
             if methods is not None:
                 raise
@@ -99,7 +103,7 @@ def explain(
             reasons.append(error)
             continue
         maps[name] = relevance.detach().cpu()
-        seconds[name] = time.perf_counter() - start
+        seconds[name] = time.perf_counter() - passes.seconds - start + passes.share(name)
         if caught:
             warned[name] = caught
         configurations[name] = configuration(method)
@@ -198,15 +202,16 @@ def _build(chosen: Mapping[str, MethodLike], subject: Subject, layers: Layers | 
 
 
 def _relevance(
+    name: str,
     method: Any,  # noqa: ANN401
+    passes: SharedPasses,
     subject: Subject,
     given: Given,
     index: int | tuple[int, ...] | None,
 ) -> Tensor:
     """(h, w) of patches or (N,) of word pieces, or (H, W) of pixels from a method of another library."""
     if isinstance(method, TransformerAttribution):
-        relevance: Tensor = method.attribute(given.inputs, index, given.args, resolution=subject.resolution)
-        return relevance[0]
+        return passes.attribute(name, method, index, subject.resolution)[0]
     inputs = given.inputs.detach().clone()
     args = {} if given.args is None else {"additional_forward_args": given.args}
     if inputs.is_floating_point():

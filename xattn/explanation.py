@@ -47,7 +47,8 @@ class Explanation:
         target_name: Its name.
         methods: Method name to its class and configuration.
         model: The model's name.
-        seconds: Method name to the wall time it took, forward call included.
+        seconds: Method name to the wall time it took; passes through the model that several methods share are divided
+            among them.
         skipped: Methods that refused this model, with the reason.
         warnings: Method name to what it warned of.
         versions: Of the libraries involved.
