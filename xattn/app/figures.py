@@ -1,0 +1,91 @@
+"""The figures of the page and of the report."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from xattn import viz
+from xattn.app.judge import ORDERS, MapCurve
+from xattn.app.walk import BOUNCES, Walk
+from xattn.explanation import Explanation
+from xattn.layout import TokenLayout
+
+STRIP = (0, 1, 2, 3, 5, 10, BOUNCES, BOUNCES + 1)
+"""Frames of a film that the report shows."""
+
+_WORDS = {
+    "positive": "most relevant first: a low curve is good",
+    "negative": "least relevant first: a high curve is good",
+}
+    "positive": "most relevant first: a low curve is good",
+    "negative": "least relevant first: a high one is good",
+}
+
+
+def maps_figure(explanation: Explanation) -> Figure:
+    """The picture and one overlay per method."""
+    panels = len(explanation.maps) + 1
+    return explanation.plot(columns=min(panels, 4) if panels in (4, 7, 8) or panels < 4 else 5)
+
+
+def frame_figure(image: Tensor, film: Tensor, n: int) -> Figure:
+    """One frame of a film."""
+    return viz.overlay(image, film[n], title=frame_name(n))
+
+
+def film_figure(image: Tensor, film: Tensor, walk: Walk, layout: TokenLayout) -> Figure:
+    """Some frames of a film."""
+    frames = {frame_name(n): film[n] for n in STRIP}
+    return viz.comparison(image, frames, title=walk_name(walk, layout), columns=5)
+
+
+def attention_figure(image: Tensor, attention: Tensor, walk: Walk, layout: TokenLayout) -> Figure:
+    """What the start pays to the patches, or what each pays to it."""
+    title = "one step of this head" if walk.head is not None else "one step, mean of the heads"
+    return viz.overlay(image, layout.patches(attention), title=title)
+
+
+def prediction_figure(image: Tensor, maps: Mapping[str, Tensor], name: str) -> Figure:
+    """Prediction maps of all layers on one scale."""
+    title = f"probability of {name}, asked at each patch"
+    return viz.comparison(image, maps, title=title, scale="shared", columns=min(len(maps) + 1, 5))
+
+
+def curves_figure(curves: Sequence[MapCurve], name: str) -> Figure:
+    """Probability of the class by the share of patches removed, both orders side by side."""
+    figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+    methods = list(dict.fromkeys(curve.method for curve in curves))
+    panels = figure.subplots(1, len(ORDERS), sharey=True)
+    for axes, order in zip(panels, ORDERS, strict=True):
+        for curve in (curve for curve in curves if curve.order == order):
+            number = methods.index(curve.method)
+            style = ("-", "--", ":")[number // 10 % 3]
+            axes.plot(curve.fractions, curve.values, style, color=f"C{number % 10}", marker=".", label=curve.method)
+        axes.set(title=_WORDS[order], xlabel="share of patches removed", ylim=(-0.02, 1.02), xlim=(0, 1))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(f"probability of {name}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    return figure
+
+
+def frame_name(n: int) -> str:
+    """Name of a frame of a film."""
+    if n > BOUNCES:
+        return "limit (TokenRank)"
+    return "start" if n == 0 else f"after {n} bounce{'s' if n > 1 else ''}"
+
+
+def walk_name(walk: Walk, layout: TokenLayout) -> str:
+    """One line on where a walk starts and what it follows."""
+    head = "mean of the heads" if walk.head is None else f"head {walk.head}"
+    return f"from {token_name(walk.start, layout)}, layer {walk.layer}, {head}, {walk.direction}"
+
+
+def token_name(token: int | None, layout: TokenLayout) -> str:
+    """A token in words, rows and columns counted from 0."""
+    if token is None:
+        return "where the answer is read" if layout.cls_index is None else "the class token"
+    row, column = divmod(token - layout.num_prefix, (layout.grid or (1, 1))[1])
+    return f"patch (row {row}, column {column})"
