@@ -15,10 +15,10 @@ from xattn._layers import Layers
 from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._resolution import Interpolation, Resolution
 from xattn.attributions._targets import Target
-from xattn.attributions.base import TensorOrTuple, TransformerAttribution
+from xattn.attributions.base import TensorOrTuple, TransformerAttribution, as_args, check_inputs
 from xattn.errors import ArgumentError, PrecisionWarning, UnsupportedModelError
 from xattn.layout import TokenLayout
-from xattn.relevance import Recording, RuleSet
+from xattn.relevance import Account, Recording, RuleSet
 from xattn.relevance.rule_set import ensure_rule_set
 
 Precision: TypeAlias = Literal["float32", "float64"] | None
@@ -110,6 +110,31 @@ class RelevanceAttribution(TransformerAttribution):
         )
         return relevance if call._deltas is None else (relevance, torch.cat(call._deltas))
 
+    def account(
+        self,
+        inputs: Tensor,
+        target: Target = None,
+        additional_forward_args: Any = None,  # noqa: ANN401
+    ) -> Account:
+        """Where relevance goes under this method's rules, on its way from the score to the input.
+
+        Take `precision="float64"`: rules that do not conserve let relevance grow until float32 sums mean little.
+
+        Args:
+            inputs: As in `attribute`.
+            target: As in `attribute`.
+            additional_forward_args: As in `attribute`.
+
+        Raises:
+            ArgumentError: For everything that `attribute` refuses.
+        """
+        call = copy(self)
+        tensor, _ = check_inputs(inputs)
+        with torch.inference_mode(False), torch.no_grad():
+            forward = call._forward(tensor, target, as_args(additional_forward_args), None)
+            recording, score = call._followed(forward)
+            return recording.account(score, self.rules, retain_graph=False)
+
     def _request(self, reducer: Reducer | None) -> Request:
         return replace(super()._request(reducer), around=self._recording)
 
@@ -121,16 +146,7 @@ class RelevanceAttribution(TransformerAttribution):
         return replace(super()._forward(recorded, target, additional_args, reducer), inputs=inputs)
 
     def _relevance(self, forward: ForwardPass, reducer: Any) -> Tensor:  # noqa: ANN401
-        recording = self._recording
-        assert recording is not None  # _forward made it
-        self._recording = None  # the graph goes with this call
-        with torch.enable_grad():
-            score = forward.score()
-        if recording.input is None or not score.requires_grad:
-            raise UnsupportedModelError(
-                "forward_func: the output was not computed from the inputs by operations that can be followed; token "
-                "ids must reach torch.nn.functional.embedding as they are, and gradients must not be cut"
-            )
+        recording, score = self._followed(forward)
         with torch.autocast(forward.inputs.device.type, enabled=False):
             relevance = self._read(forward, recording, score)
         if self._is_noisy(recording):
@@ -143,6 +159,20 @@ class RelevanceAttribution(TransformerAttribution):
             )
         return relevance
 
+    def _followed(self, forward: ForwardPass) -> tuple[Recording, Tensor]:
+        """The recording of the forward call, and the score whose relevance can be followed to the input."""
+        recording = self._recording
+        assert recording is not None  # _forward made it
+        self._recording = None  # the graph goes with this call
+        with torch.enable_grad():
+            score = forward.score()
+        if recording.input is None or not score.requires_grad:
+            raise UnsupportedModelError(
+                "forward_func: the output was not computed from the inputs by operations that can be followed; token "
+                "ids must reach torch.nn.functional.embedding as they are, and gradients must not be cut"
+            )
+        return recording, score
+
     def _is_noisy(self, recording: Recording) -> bool:
         """Whether rounding is estimated to have moved a sample's map by some percent."""
         ledger = recording.ledger
@@ -150,7 +180,7 @@ class RelevanceAttribution(TransformerAttribution):
 
     def _propagate(self, recording: Recording, score: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Relevance of `tensors`; what arrives at the input is noted where it was asked for."""
-        assert recording.input is not None  # _relevance checked
+        assert recording.input is not None  # _followed checked
         if self._deltas is None:
             return recording.relevance(score, tensors, self.rules, retain_graph=False)
         *wanted, arrived = recording.relevance(score, [*tensors, recording.input], self.rules, retain_graph=False)

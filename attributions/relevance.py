@@ -48,7 +48,7 @@ class LRP(RelevanceAttribution):
         super().__init__(forward_func, rules=rules, layers=-1, layout=layout, precision=precision)
 
     def _read(self, forward: ForwardPass, recording: Recording, score: Tensor) -> Tensor:
-        assert recording.input is not None  # _relevance checked
+        assert recording.input is not None  # _followed checked
         (relevance,) = self._propagate(recording, score, [recording.input])
         if recording.ids is not None:
             return relevance.sum(-1).to(torch.float32)

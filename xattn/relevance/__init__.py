@@ -4,6 +4,7 @@
 recorded forward serves ordinary gradients and any number of relevance passes.
 """
 
+from xattn.relevance.account import Account as Account
 from xattn.relevance.call import Call as Call
 from xattn.relevance.recording import Recording as Recording
 from xattn.relevance.rule_set import RULE_SETS as RULE_SETS

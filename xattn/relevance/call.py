@@ -126,9 +126,10 @@ class Call:
             raise UnsupportedModelError(
                 f"forward_func: an operand of {self.name!r} in {self.path!r} was changed in place after its use"
             )
+        left = arriving
         if rules.split is not None and self.uses > 1:
-            arriving = rules.split.share(self.value, arriving)
-        shares = [self._fit(share, x) for share, x in zip(rule(self, arriving), self.inputs, strict=True)]
+            left = rules.split.share(self.value, arriving)
+        shares = [self._fit(share, x) for share, x in zip(rule(self, left), self.inputs, strict=True)]
         self.recording.ledger.enter(self, arriving, shares)
         return shares
 

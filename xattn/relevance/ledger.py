@@ -1,5 +1,6 @@
 """What is noted while relevance propagates: where it was lost, and how far rounding may have decided its way."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,23 @@ from torch import Tensor
 if TYPE_CHECKING:
     from xattn.relevance.call import Call
 
+_NUMBERED = re.compile(r"(^|_)\d+$")  # "blocks.3", "encoder_layer_3"
+
 
 class Ledger:
     """Notes of one relevance pass.
 
     Args:
         sum_per_sample: Sums over all but the batch dimension.
+        max_per_sample: Maxima, likewise.
 
     Attributes:
         absorbed: For each kind of operation (B,) relevance that arrived and was not handed on; negative where more
             left than came. Kept while `accounting`. What started is what arrived at the input, plus these, plus what
             constants joined to the sequence (class and register tokens) kept.
-        accounting: Whether to keep `absorbed`.
+        largest: For each layer, and each module outside of layers, (B,) largest absolute relevance that arrived at an
+            operation in it, from the output to the input. Kept while `accounting`.
+        accounting: Whether to keep `absorbed` and `largest`.
         sums: Per sample, how much rounding entered where terms cancel, relative to the relevance there; zero before
             any pass and in float64. A division of R by a sum z of terms of size t adds the mean of eps t / |z|,
             weighted by the shares |R| t / |z|.
@@ -28,14 +34,15 @@ class Ledger:
             sum|a| / |sum a|.
     """
 
-    def __init__(self, sum_per_sample: Callable[[Tensor], Tensor]) -> None:
-        self._sum = sum_per_sample
+    def __init__(self, sum_per_sample: Callable[[Tensor], Tensor], max_per_sample: Callable[[Tensor], Tensor]) -> None:
+        self._sum, self._max = sum_per_sample, max_per_sample
         self.accounting = False
         self.clear()
 
     def clear(self) -> None:
         """Start a new pass."""
         self.absorbed: dict[str, Tensor] = {}
+        self.largest: dict[str, Tensor] = {}
         self.sums = torch.zeros(1)
         self.flips = torch.zeros(1)
 
@@ -46,6 +53,8 @@ class Ledger:
         left = sum((self._sum(share).flatten() for share in shares if share is not None), torch.zeros(()))
         lost = self._sum(arriving).flatten() - left
         self.absorbed[call.kind] = self.absorbed.get(call.kind, 0.0) + lost
+        layer, size = _layer_of(call.path), self._max(arriving.abs()).flatten()
+        self.largest[layer] = torch.maximum(self.largest.get(layer, size), size)
 
     def divided(self, relevance: Tensor, by: Tensor, size: Tensor | None = None) -> None:
         """Note a division of relevance by a signed sum.
@@ -71,3 +80,10 @@ class Ledger:
             return
         cancelled = self._sum(shares.abs()) / total.abs().clamp(min=1e-30)
         self.flips = torch.maximum(self.flips.to(total.device), self.sums * cancelled.flatten())
+
+
+def _layer_of(path: str) -> str:
+    """The path up to its first numbered part ("blocks.3" of "blocks.3.attn"), else its first part."""
+    parts = path.split(".")
+    last = next((i for i, part in enumerate(parts) if _NUMBERED.search(part)), 0)
+    return ".".join(parts[: last + 1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from xattn._intercept import AttentionMode
 from xattn._trace import ModuleTrace
 from xattn.relevance._mode import RecordingMode
+from xattn.relevance.account import Account
 from xattn.relevance.ledger import Ledger
 from xattn.relevance.rule_set import RuleSet, ensure_rule_set
 
@@ -48,7 +49,7 @@ class Recording:
         self._batch = inputs.shape[0]
         self._device = inputs.device.type
         self.rules: RuleSet | None = None
-        self.ledger = Ledger(self.sum_per_sample)
+        self.ledger = Ledger(self.sum_per_sample, self.max_per_sample)
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
@@ -97,11 +98,32 @@ class Recording:
                 allow_unused=True, materialize_grads=True,
             )  # fmt: skip
 
+    def account(self, score: Tensor, rules: str | RuleSet, *, retain_graph: bool = True) -> Account:
+        """Where the relevance of one score per sample goes on its way to the input; see `Account`."""
+        assert self.input is not None  # token ids were embedded
+        rules = ensure_rule_set(rules)
+        self.ledger.accounting = True
+        try:
+            (arrived,) = self.relevance(score, [self.input], rules, retain_graph=retain_graph)
+        finally:
+            self.ledger.accounting = False
+        layers = dict(reversed(self.ledger.largest.items()))
+        started = rules.start_value(score.detach())
+        return Account(started, self.sum_per_sample(arrived).flatten(), dict(self.ledger.absorbed), layers)
+
     def sum_per_sample(self, tensor: Tensor) -> Tensor:
         """Sums over all but the batch dimension, kept for broadcasting.
 
         The batch is the first dimension of its size: the leading one, or the second in models that put tokens first.
         """
-        batch = next((dim for dim, size in enumerate(tensor.shape) if size == self._batch), None)
-        dims = [dim for dim in range(tensor.ndim) if dim != batch]
+        dims = self._within_samples(tensor)
         return tensor.sum(dims, keepdim=True) if dims else tensor
+
+    def max_per_sample(self, tensor: Tensor) -> Tensor:
+        """Maxima over all but the batch dimension, kept for broadcasting."""
+        dims = self._within_samples(tensor)
+        return tensor.amax(dims, keepdim=True) if dims else tensor
+
+    def _within_samples(self, tensor: Tensor) -> list[int]:
+        batch = next((dim for dim, size in enumerate(tensor.shape) if size == self._batch), None)
+        return [dim for dim in range(tensor.ndim) if dim != batch]
