@@ -57,7 +57,7 @@ def test_the_delta_is_that_of_attribute(method):
     account = explainer.account(this.inputs, 1)
     _, delta = explainer.attribute(this.inputs, 1, return_convergence_delta=True)
     torch.testing.assert_close(account.delta, delta, **EXACT)
-    assert list(account.largest)[0] == "patch_embed"
+    assert next(iter(account.largest)) == "patch_embed"
     assert [layer for layer in account.largest if layer.startswith("blocks")] == ["blocks.0", "blocks.1", "blocks.2"]
     alone = explainer.account(this.inputs[2:3], [1])
     torch.testing.assert_close(alone.absorbed["add"], account.absorbed["add"][2:3], atol=1e-7, rtol=1e-6)
