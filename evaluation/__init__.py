@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from xattn.evaluation.datasets import Dataset, load_dataset
     from xattn.evaluation.judges import Judge, Measured
     from xattn.evaluation.presets import JUDGES, PRESETS
+    from xattn.evaluation.probing import Probing, linear_probing
     from xattn.evaluation.results import Results
     from xattn.evaluation.runner import benchmark
 
@@ -37,6 +38,7 @@ __all__ = [
     "Judge",
     "Measured",
     "Metric",
+    "Probing",
     "QuantusResult",
     "Removal",
     "Results",
@@ -48,6 +50,7 @@ __all__ = [
     "deletion",
     "infidelity",
     "insertion",
+    "linear_probing",
     "load_dataset",
     "parameter_randomization",
     "perturbation",
@@ -76,8 +79,10 @@ _LAZY = {
     "Judge": "judges",
     "Measured": "judges",
     "PRESETS": "presets",
+    "Probing": "probing",
     "Results": "results",
     "benchmark": "runner",
+    "linear_probing": "probing",
     "load_dataset": "datasets",
 }
 

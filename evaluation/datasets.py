@@ -58,6 +58,7 @@ class Sample:
         mask: (h, w) int64: 1 object, 0 background, -1 not labelled; None without.
         object_labels: Class of each of several objects; empty where the model does not know them all.
         object_masks: (objects, h, w) bool.
+        given_label: Class as the data set has it, which the model need not know.
     """
 
     index: int
@@ -67,6 +68,7 @@ class Sample:
     mask: Tensor | None = None
     object_labels: tuple[int, ...] = ()
     object_masks: Tensor | None = None
+    given_label: Label | None = None
 
 
 class Dataset(ABC):
@@ -126,7 +128,8 @@ class Dataset(ABC):
             model_class(label, self.classes, model.classes) for label in (item.label, *item.object_labels)
         )
         known = tuple(label for label in objects if label is not None)
-        return Sample(index, name, image, label, mask, known if len(known) == len(objects) else (), masks)
+        objects_known = known if len(known) == len(objects) else ()
+        return Sample(index, name, image, label, mask, objects_known, masks, item.label)
 
     def samples(self, model: "Model") -> Iterator[Sample]:
         """All pictures, ready for a model."""
