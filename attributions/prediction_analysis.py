@@ -1,15 +1,13 @@
 """Where in a model a patch already knows the answer: statistics of patch predictions over layers and heads.
 
-Everything is returned as tensors by name; `as_rows` turns them into the rows of a table.
-
-Example:
-    >>> as_rows({"margin": torch.tensor([[0.5, 2.0]])}, ("sample", "layer"))
-    [{'sample': 0, 'layer': 0, 'margin': 0.5}, {'sample': 0, 'layer': 1, 'margin': 2.0}]
+Everything is returned as tensors by name; `as_frame` turns them into a data frame, and `xattn.viz.layer_curves` and
+`xattn.viz.head_histogram` draw them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +26,9 @@ from xattn.attributions.prediction import (
 )
 from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.layout import TokenLayout
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @torch.no_grad()
@@ -116,21 +117,31 @@ def similar_heads(
     return {"similarity": similar, "layer": best // heads, "head": best % heads, "histogram": counts}
 
 
-def as_rows(statistics: Mapping[str, Tensor], axes: Sequence[str]) -> list[dict[str, float | int]]:
-    """Tensors of one shape as rows: one per entry, with its position along the named axes.
+def as_frame(statistics: Mapping[str, Tensor], axes: Sequence[str]) -> "DataFrame":
+    """Tensors of one shape as a data frame: a row per entry, its position along the named axes first.
+
+    Args:
+        statistics: Name to tensor, such as what `layer_statistics` returns.
+        axes: Names of the dimensions: ("sample", "layer") for `layer_statistics`; ("sample", "layer", "head") for the
+            "similarity" and ("layer", "head") for the "histogram" of `similar_heads`.
 
     Raises:
-        ArgumentError: If the shapes differ, or are not of as many dimensions as there are axes.
+        ArgumentError: If there are none, their shapes differ, or not every dimension has a name.
+
+    Example:
+        >>> as_frame({"margin": torch.tensor([[0.5, 2.0]])}, ("sample", "layer"))
+           sample  layer  margin
+        0       0      0     0.5
+        1       0      1     2.0
     """
+    import pandas as pd
+
     shapes = {tuple(values.shape) for values in statistics.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != len(axes):
         raise ArgumentError(f"statistics: expected tensors of one shape with axes {tuple(axes)}, got {sorted(shapes)}")
-    columns = {name: values.flatten().tolist() for name, values in statistics.items()}
-    positions = torch.cartesian_prod(*(torch.arange(size) for size in next(iter(shapes)))).reshape(-1, len(axes))
-    return [
-        {**dict(zip(axes, position, strict=True)), **{name: column[i] for name, column in columns.items()}}
-        for i, position in enumerate(positions.tolist())
-    ]
+    positions = np.indices(next(iter(shapes))).reshape(len(axes), -1)
+    columns = {name: values.detach().cpu().flatten().numpy() for name, values in statistics.items()}
+    return pd.DataFrame(dict(zip(axes, positions, strict=True)) | columns)
 
 
 class _EveryLayer(PredictionMap):

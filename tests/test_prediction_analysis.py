@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 
 from xattn import AttentionTap
 from xattn.attributions import PredictionMap
-from xattn.attributions.prediction_analysis import as_rows, layer_statistics, similar_heads
+from xattn.attributions.prediction_analysis import as_frame, layer_statistics, similar_heads
 from xattn.errors import ArgumentError, UnsupportedModelError
 
 
@@ -75,11 +75,24 @@ def test_similarities_of_one_are_the_most(model, similarity):
     assert float(similar.min()) > 0
 
 
-def test_rows_of_a_table(model):
+def test_a_data_frame_has_a_row_per_entry(model):
     statistics = layer_statistics(model, images())
-    rows = as_rows(statistics, ("sample", "layer"))
-    assert len(rows) == 9
-    assert rows[5] == {"sample": 1, "layer": 2, **{name: float(v[1, 2]) for name, v in statistics.items()}}
-    assert as_rows({"n": torch.tensor([3, 4])}, ("head",)) == [{"head": 0, "n": 3}, {"head": 1, "n": 4}]
-    with pytest.raises(ArgumentError, match="of one shape"):
-        as_rows({"a": torch.zeros(2), "b": torch.zeros(3)}, ("layer",))
+    frame = as_frame(statistics, ("sample", "layer"))
+    assert list(frame.columns) == ["sample", "layer", *statistics]
+    assert frame.iloc[5].to_dict() == {"sample": 1, "layer": 2, **{n: float(v[1, 2]) for n, v in statistics.items()}}
+    means = frame.groupby("layer")["entropy"].mean()
+    assert means.tolist() == pytest.approx(statistics["entropy"].mean(0).tolist())
+
+
+def test_the_histogram_is_counted_from_the_best_heads(model):
+    found = similar_heads(model, images())
+    counts = as_frame({"count": found["histogram"]}, ("layer", "head"))
+    similar = as_frame({"similarity": found["similarity"]}, ("sample", "layer", "head"))
+    best = similar.loc[similar.groupby("sample")["similarity"].idxmax()].groupby(["layer", "head"]).size()
+    assert counts.set_index(["layer", "head"])["count"].loc[lambda n: n > 0].to_dict() == best.to_dict()
+
+
+@pytest.mark.parametrize("statistics", [{}, {"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(2, 2)}])
+def test_a_data_frame_needs_one_shape_and_its_axes(statistics):
+    with pytest.raises(ArgumentError, match="statistics: expected tensors of one shape"):
+        as_frame(statistics, ("layer",))

@@ -13,7 +13,6 @@ import torch
 
 from xattn.errors import ArgumentError
 from xattn.evaluation import JUDGES, Results, segmentation_totals
-from xattn.evaluation._figures import band
 from xattn.evaluation._rows import SCHEMA
 from xattn.evaluation.results import Example
 
@@ -217,17 +216,6 @@ def test_the_report_is_whole_and_alone(results, tmp_path):
         assert wanted in text
     assert len(checker.sources) == 4  # one curve, the ranks of two protocols, one example
     assert all(source.startswith("data:image/png;base64,") for source in checker.sources)
-
-
-def test_bands_hold_the_mean_and_narrow_with_more_curves():
-    curves = np.random.default_rng(1).random((50, 3))
-    low, high = band(curves)
-    assert (low < curves.mean(0)).all()
-    assert (high > curves.mean(0)).all()
-    wide = band(curves[:10])
-    assert (wide[1] - wide[0] > high - low).all()
-    error = curves.std(0) / np.sqrt(50)
-    np.testing.assert_allclose(high - low, 2 * 1.96 * error, rtol=0.15)
 
 
 def test_nothing_to_show(tmp_path):

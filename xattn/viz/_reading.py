@@ -16,7 +16,7 @@ Scaling: TypeAlias = Literal["max"] | None
 Scale: TypeAlias = Literal["each", "shared"]
 
 CAPTIONS = {
-    "each": "Each map has its own colour scale, written below it: colours compare places, not methods.",
+    "each": "Each map has its own colour scale, written below it: colours compare places, not maps.",
     "shared": "All maps share one colour scale.",
 }
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
