@@ -78,10 +78,10 @@ def evaluate(
     debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Judge methods by protocols: one table with intervals, and a report."""
-    from xattn.cli import _reporting
+    from xattn._command import reporting
 
     _check_usage(preset, protocol, target, engine, workers=workers, address=address)
-    with _reporting(debug), _interruptible(out):
+    with reporting(debug), _interruptible(out):
         import warnings
 
         from xattn.evaluation.datasets import NAMED, load_dataset

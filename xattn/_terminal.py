@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 FIGURES, ARRAYS, PAGE = (".png", ".pdf", ".svg"), ".npz", ".html"
 SUFFIXES = (*FIGURES, ARRAYS)
 TEXT_SUFFIXES = (*SUFFIXES, PAGE)
+_MATRIX = 8  # most methods whose matrix of correlations fits 80 columns
 
 
 def write(explanations: "Sequence[Explanation]", out: Path, *, shared: bool, smooth: bool) -> None:
@@ -61,12 +62,26 @@ def report(explanation: "Explanation") -> None:
         say(f"  {entry.probability:6.1%}  {entry.name}{mark}")
     if explanation.target not in [entry.index for entry in explanation.prediction]:
         say(f"  explained: {explanation.target_name}")
+    if crop := _cropped(explanation):
+        say(f"  the model sees {crop}")
     total = sum(explanation.seconds.values())
     say(f"  {len(explanation.maps)} methods in {total:.2f} s")
     for name, reason in explanation.skipped.items():
         say(f"  skipped {name}: {reason}")
     for name, messages in explanation.warnings.items():
         say(f"  {name} warns: {'; '.join(messages)}")
+
+
+def _cropped(explanation: "Explanation") -> str:
+    """What the model's preprocessing left out; empty where it was next to nothing."""
+    if explanation.image is None or not Path(explanation.source).is_file():
+        return ""
+    from PIL import Image, ImageOps
+
+    with Image.open(explanation.source) as picture:
+        width, height = ImageOps.exif_transpose(picture).size
+    seen = explanation.image.shape[-1] / explanation.image.shape[-2]
+    return "" if abs(seen * height / width - 1) < 0.02 else f"the centre of a picture of {width} x {height} pixels"
 
 
 def seconds_table(explanations: "Sequence[Explanation]") -> "Table":
@@ -80,6 +95,37 @@ def seconds_table(explanations: "Sequence[Explanation]") -> "Table":
             cells.append(f"{sum(times) / len(times):.3f}" if times else "-")
         filled.add_row(name, *cells)
     return filled
+
+
+def agreement_table(explanations: "Sequence[Explanation]") -> "Table":
+    """Rank correlation of every pair of methods, mean over the explanations in which both have a map.
+
+    Of many methods each with the one it agrees with most and least, since a matrix would not fit.
+    """
+    from functools import reduce
+
+    found = [explanation.agreement() for explanation in explanations]
+    names = list(dict.fromkeys(name for frame in found for name in frame.index))
+    found = [frame.reindex(index=names, columns=names) for frame in found]
+    counts = reduce(lambda a, b: a + b, [frame.notna() * 1 for frame in found])
+    mean = reduce(lambda a, b: a + b, [frame.fillna(0.0) for frame in found]) / counts.where(counts > 0)
+    caption = "Spearman's rank correlation of the maps"
+    if len(names) <= _MATRIX:
+        filled = table("", "method", *map(str, range(1, len(names))), caption=f"{caption}; columns have rows' numbers")
+        for i, name in enumerate(names):
+            filled.add_row(str(i + 1), name, *(_correlation(mean.iloc[i, j]) for j in range(i)))
+        return filled
+    filled = table("method", "most alike", "", "least alike", "", caption=caption)
+    for name in names:
+        others = mean.loc[name].drop(name).dropna()
+        ends = [] if others.empty else [others.idxmax(), others.idxmin()]
+        filled.add_row(name, *(cell for other in ends for cell in (str(other), _correlation(others[other]))))
+    return filled
+
+
+def _correlation(value: float) -> str:
+    """Two digits; a dash for a map without ranks."""
+    return "-" if value != value else f"{value:.2f}"
 
 
 def table(*columns: str, caption: str | None = None) -> "Table":

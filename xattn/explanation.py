@@ -18,6 +18,7 @@ from xattn.errors import ArgumentError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 _FORMAT = 1
 _KEY = "xattn_explanation"
@@ -166,6 +167,18 @@ class Explanation:
             return viz.comparison(self.image, self.maps, **options)
         shown = {name: self.shown_tokens(name, pieces=pieces)[1] for name in self.maps}
         return viz.tokens(self.tokens if pieces else self.words, shown, **options)
+
+    def agreement(self) -> "DataFrame":
+        """Spearman's rank correlation of every pair of maps (methods x methods), of words for a sentence.
+
+        Maps of pixels and of patches meet at pixels. A constant map, or one with NaN, agrees with nothing: NaN.
+        """
+        from xattn._agreement import rank_agreement
+
+        if self.is_text:
+            return rank_agreement({name: self.per_word(name) for name in self.maps})
+        is_mixed = len({relevance.shape for relevance in self.maps.values()}) > 1
+        return rank_agreement({name: self.map(name, "input" if is_mixed else "patch") for name in self.maps})
 
     def facts(self) -> dict[str, Any]:
         """Everything but the tensors, in the types of JSON."""

@@ -1,0 +1,28 @@
+"""The command `xattn app`. Heavy imports wait inside it."""
+
+from typing import Annotated
+
+import typer
+
+
+def view(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The model to begin with; others can be chosen on the page.")
+    ] = "demo",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Beyond 127.0.0.1, others can load models on this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860,
+    max_upload_mb: Annotated[float, typer.Option(help="Size of the largest upload in megabytes.")] = 20,
+    device: Annotated[str, typer.Option(help="Where to run, e.g. cpu or cuda.")] = "cpu",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Look at explanations in the browser."""
+    from xattn._command import reporting
+
+    with reporting(debug):
+        from xattn._subject import find_device
+        from xattn.app.server import serve
+
+        serve(model, host=host, port=port, most_mb=max_upload_mb, device=str(find_device(device)), browser=browser)
