@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xattn.evaluation import stats as stats
     from xattn.evaluation.datasets import Dataset, load_dataset
     from xattn.evaluation.judges import Judge, Measured
+    from xattn.evaluation.lambda2 import Lambda2Study, lambda2_study
     from xattn.evaluation.presets import JUDGES, PRESETS
     from xattn.evaluation.probing import Probing, linear_probing
     from xattn.evaluation.results import Results
@@ -36,6 +37,7 @@ __all__ = [
     "Curve",
     "Dataset",
     "Judge",
+    "Lambda2Study",
     "Measured",
     "Metric",
     "Probing",
@@ -50,6 +52,7 @@ __all__ = [
     "deletion",
     "infidelity",
     "insertion",
+    "lambda2_study",
     "linear_probing",
     "load_dataset",
     "parameter_randomization",
@@ -77,11 +80,13 @@ _LAZY = {
     "Dataset": "datasets",
     "JUDGES": "presets",
     "Judge": "judges",
+    "Lambda2Study": "lambda2",
     "Measured": "judges",
     "PRESETS": "presets",
     "Probing": "probing",
     "Results": "results",
     "benchmark": "runner",
+    "lambda2_study": "lambda2",
     "linear_probing": "probing",
     "load_dataset": "datasets",
 }

@@ -21,7 +21,8 @@ from xattn.attributions._forward import run_forward
 from xattn.attributions._head import LayerTokens
 from xattn.errors import ArgumentError
 from xattn.evaluation._probe import Features, Labels, check_labels, judge
-from xattn.evaluation.datasets import BrokenSampleError, Dataset
+from xattn.evaluation._usable import picture_model, usable_batches
+from xattn.evaluation.datasets import Dataset
 from xattn.evaluation.stats import Comparison, Interval, compare_all, mean_interval
 from xattn.explain import MethodLike, choose_methods
 
@@ -106,7 +107,7 @@ def linear_probing(
         raise ArgumentError(f"strength: expected positive numbers, got {strength!r}")
     if folds < 2:
         raise ArgumentError(f"folds: expected at least 2, got {folds}")
-    model = _loaded(model)
+    model = picture_model(model)
     pooled = pooling(model, weightings if reference in weightings else (*weightings, reference), layer)
     if reference not in pooled:
         raise ArgumentError(f"reference: expected one of {', '.join(pooled)}, got {reference!r}")
@@ -235,36 +236,16 @@ def _read(
         raise ArgumentError(f"dataset: probing needs labels, and {dataset.name!r} has none")
     features: dict[str, list[Tensor]] = {name: [] for name in weightings}
     labels, names, skipped = [], [], dict[str, str]()
-    for start in range(0, len(dataset), batch_size):
-        images = []
-        for index in range(start, min(start + batch_size, len(dataset))):
-            try:
-                sample = dataset.sample(index, model)
-            except BrokenSampleError as error:
-                if on_broken == "raise":
-                    raise
-                skipped[dataset.sample_name(index)] = str(error)
-                continue
-            if sample.given_label is None:
-                skipped[sample.name] = f"sample {index} ({sample.name}): it has no label"
-                continue
-            images.append(sample.image)
-            labels.append(str(sample.given_label))
-            names.append(sample.name)
-        if images:
-            for name, part in pooled_features(model, torch.stack(images), weightings, layer).items():
+    for usable in usable_batches(model, dataset, batch_size, skipped, on_broken):
+        samples = [sample for sample in usable if sample.given_label is not None]
+        skipped |= {s.name: f"sample {s.index} ({s.name}): it has no label" for s in usable if s not in samples}
+        labels += [str(sample.given_label) for sample in samples]
+        names += [sample.name for sample in samples]
+        if samples:
+            inputs = torch.stack([sample.image for sample in samples])
+            for name, part in pooled_features(model, inputs, weightings, layer).items():
                 features[name].append(part.double().cpu())
     if not names:
-        raise ArgumentError(f"dataset: no image of {dataset.name!r} can be used; {next(iter(skipped.values()), '')}")
+        raise ArgumentError(f"dataset: no picture of {dataset.name!r} has a label")
     arrays = {name: torch.cat(parts).numpy() for name, parts in features.items()}
     return _Read(arrays, np.array(labels), tuple(names)), skipped
-
-
-def _loaded(model: "str | Model") -> "Model":
-    from xattn.models import load
-    from xattn.models.model import Model
-
-    loaded = load(model) if isinstance(model, str) else model
-    if not isinstance(loaded, Model):
-        raise ArgumentError(f"model: expected a name or a Model that reads pictures, got {model!r}")
-    return loaded
