@@ -1,7 +1,7 @@
 """How pictures and maps are read before they are drawn: pure numpy, no axes."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -82,14 +82,14 @@ def read(relevance: object, *, normalize: Scaling = None, signed: bool | None = 
 
 
 def shared_limits(
-    maps: Sequence[Mapping[str, object]], scale: Scale, normalize: Scaling
+    maps: Iterable[object], scale: Scale, normalize: Scaling
 ) -> tuple[tuple[float, float] | None, bool | None]:
     """Ends of the shared colour scale and whether it diverges; (None, None) if each map has its own."""
     if scale not in get_args(Scale):
         raise ArgumentError(f'scale: expected "each" or "shared", got {scale!r}')
     if scale == "each":
         return None, None
-    readings = [read(relevance, normalize=normalize) for row in maps for relevance in row.values()]
+    readings = [read(relevance, normalize=normalize) for relevance in maps]
     low = min(float(reading.norm.vmin or 0.0) for reading in readings)
     high = max(float(reading.norm.vmax or 0.0) for reading in readings)
     if any(reading.signed for reading in readings):

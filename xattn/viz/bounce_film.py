@@ -66,7 +66,7 @@ def bounce_film(
     maps = {_name(n, frames[n], last): frames[n] for n in shown}
     if last is not None:
         maps["limit\nTokenRank"] = last
-    limits, signed = shared_limits([maps], scale, normalize)
+    limits, signed = shared_limits(maps.values(), scale, normalize)
     count = len(maps) + 1
     columns = min(columns or 8, count)
     figure, panels = canvas(count, columns, axes, title=title, caption=CAPTIONS[scale], cell=_CELL)

@@ -160,12 +160,11 @@ def _ink(probability: float) -> dict[str, Any]:
 
 def _arrow(ax: "Axes", start: Circle, stop: Circle, _: Array, probability: float, written: bool) -> None:
     """A bent arrow between two states; it bends to its left, so the way back is another one."""
-    a, b = np.array(start.center), np.array(stop.center)
+    (x1, y1), (x2, y2) = start.center, stop.center
     ends: dict[str, Any] = {"patchA": start, "patchB": stop, "shrinkA": 0, "shrinkB": 0}
-    ax.add_patch(FancyArrowPatch(a, b, connectionstyle=f"arc3,rad={_BEND}", **ends, **_ink(probability)))
-    x, y = (a + b) / 2 + _BEND / 2 * np.array([b[1] - a[1], a[0] - b[0]])
-    if written:
-        _write(ax, x, y, probability)
+    ax.add_patch(FancyArrowPatch((x1, y1), (x2, y2), connectionstyle=f"arc3,rad={_BEND}", **ends, **_ink(probability)))
+    if written:  # half-way along the bend
+        _write(ax, (x1 + x2 + _BEND * (y2 - y1)) / 2, (y1 + y2 + _BEND * (x1 - x2)) / 2, probability)
 
 
 def _loop(ax: "Axes", state: Circle, _: Circle, middle: Array, probability: float, written: bool) -> None:

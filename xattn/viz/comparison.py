@@ -42,7 +42,7 @@ def comparison(
         raise ArgumentError("maps: expected at least one map, got none")
     if columns is not None and columns < 1:
         raise ArgumentError(f"columns: expected a positive integer, got {columns}")
-    limits, signed = shared_limits([maps], scale, normalize)
+    limits, signed = shared_limits(maps.values(), scale, normalize)
     count = len(maps) + 1
     columns = min(columns or min((5, 6, 7), key=lambda width: -count % width), count)
     figure, panels = canvas(count, columns, axes, title=title, caption=CAPTIONS[scale])

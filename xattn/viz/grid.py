@@ -45,7 +45,7 @@ def grid(
         )
     if labels is not None and len(labels) != len(images):
         raise ArgumentError(f"labels: expected one per image ({len(images)}), got {len(labels)}")
-    limits, signed = shared_limits(maps, scale, normalize)
+    limits, signed = shared_limits([relevance for row in maps for relevance in row.values()], scale, normalize)
     columns = len(names) + 1
     figure, panels = canvas(len(images) * columns, columns, axes, title=title, caption=CAPTIONS[scale])
     for i, (image, row) in enumerate(zip(images, maps, strict=True)):

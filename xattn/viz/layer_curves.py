@@ -56,7 +56,7 @@ def layer_curves(
             raise ArgumentError(f"statistics[{name!r}]: expected (B, layers), got shape {table.shape}")
         look = {"color": style(place)["color"], "marker": "o", "markersize": 4}
         line(ax, np.arange(table.shape[1], dtype=np.float64), table, confidence, resamples, name, **look)
-        ax.set_title(ax.lines[-1].get_label(), fontsize=11)
+        ax.set_title(str(ax.lines[-1].get_label()), fontsize=11)
         ax.set_xlabel("layer")
         ax.set_ylabel(_UNITS.get(name, ""), fontsize=9)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

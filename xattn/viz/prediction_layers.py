@@ -74,7 +74,7 @@ def _draw(
     image: object, rows: list[tuple[str, Array]], panels: "list[Axes]", scale: Scale, smooth: bool, *, first: bool
 ) -> None:
     """Rows of one kind, with one colour bar at their right if their scale is shared."""
-    limits, signed = shared_limits([dict(enumerate(maps)) for _, maps in rows], scale, None)
+    limits, signed = shared_limits([layer for _, maps in rows for layer in maps], scale, None)
     depth = len(rows[0][1])
     for row, (name, maps) in enumerate(rows):
         line = panels[row * depth : (row + 1) * depth]

@@ -61,12 +61,13 @@ def tokenrank_layers(
     if columns not in (None, heads):
         raise ArgumentError(f"columns: expected None or the number of heads ({heads}), got {columns}")
     cells = values.reshape(-1, *values.shape[2:])
-    limits, signed = shared_limits([dict(enumerate(cells))], scale, normalize)
+    limits, signed = shared_limits(cells, scale, normalize)
     cell = CELL if heads == 1 else _SMALL
     figure, panels = canvas(layers * heads, heads, axes, title=title, caption=_CAPTIONS[scale], cell=cell)
     for i, (relevance, ax) in enumerate(zip(cells, panels, strict=True)):
-        options = {"normalize": normalize, "signed": signed, "limits": limits, "smooth": smooth}
-        overlay(image, relevance, ax=ax, colorbar=False, **options)
+        overlay(
+            image, relevance, ax=ax, normalize=normalize, signed=signed, limits=limits, smooth=smooth, colorbar=False
+        )
         frame(ax, f"head {i}" if i < heads else None, "")
         if i % heads == 0:
             ax.set_ylabel(f"layer {i // heads}")

@@ -98,7 +98,7 @@ def token_grid(
     if labels is not None and len(labels) != len(tokens):
         raise ArgumentError(f"labels: expected one per sentence ({len(tokens)}), got {len(labels)}")
     rows = [{name: _values(words, row[name])[None] for name in row} for words, row in zip(tokens, maps, strict=True)]
-    limits, signed = shared_limits(rows, scale, None)
+    limits, signed = shared_limits([values for row in rows for values in row.values()], scale, None)
     margin = max(len(name) for row in rows for name in row) + 2
     canvas = _Canvas(margin, min(width, max(round(sum(len(word) + 1.3 for word in words)) for words in tokens)))
     if title:
