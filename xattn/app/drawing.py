@@ -29,10 +29,9 @@ _SCALE = "cividis"
 
 def token_picture(image: Tensor, layout: TokenLayout, token: int | None) -> Pixels:
     """The picture (3, H, W), enlarged, with the grid of its patches and a frame around one token."""
-    height, width = image.shape[-2:]
-    scale = max(1, -(-SIDE // max(height, width)))
+    height, width = shown_size(image)
     pixels = (image.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    picture = Image.fromarray(pixels).resize((width * scale, height * scale), Image.Resampling.BICUBIC)
+    picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(picture, "RGBA")
     rows, columns = layout.grid or (1, 1)
     ys = [round(row * picture.height / rows) for row in range(rows + 1)]
@@ -47,6 +46,13 @@ def token_picture(image: Tensor, layout: TokenLayout, token: int | None) -> Pixe
         draw.rectangle((box[0] - 4, box[1] - 4, box[2] + 4, box[3] + 4), outline=(0, 0, 0), width=2)
         draw.rectangle((box[0] - 2, box[1] - 2, box[2] + 2, box[3] + 2), outline=_MARK, width=3)
     return np.asarray(picture)
+
+
+def shown_size(image: Tensor) -> tuple[int, int]:
+    """(height, width) of the `token_picture` of an image."""
+    height, width = image.shape[-2:]
+    scale = max(1, -(-SIDE // max(height, width)))
+    return height * scale, width * scale
 
 
 def token_clicked(x: int, y: int, shown: tuple[int, int], layout: TokenLayout) -> int:

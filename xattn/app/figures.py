@@ -18,9 +18,6 @@ _WORDS = {
     "positive": "most relevant first: a low curve is good",
     "negative": "least relevant first: a high curve is good",
 }
-    "positive": "most relevant first: a low curve is good",
-    "negative": "least relevant first: a high one is good",
-}
 
 
 def maps_figure(explanation: Explanation) -> Figure:
@@ -31,7 +28,7 @@ def maps_figure(explanation: Explanation) -> Figure:
 
 def frame_figure(image: Tensor, film: Tensor, n: int) -> Figure:
     """One frame of a film."""
-    return viz.overlay(image, film[n], title=frame_name(n))
+    return _single(image, film[n], frame_name(n))
 
 
 def film_figure(image: Tensor, film: Tensor, walk: Walk, layout: TokenLayout) -> Figure:
@@ -43,7 +40,7 @@ def film_figure(image: Tensor, film: Tensor, walk: Walk, layout: TokenLayout) ->
 def attention_figure(image: Tensor, attention: Tensor, walk: Walk, layout: TokenLayout) -> Figure:
     """What the start pays to the patches, or what each pays to it."""
     title = "one step of this head" if walk.head is not None else "one step, mean of the heads"
-    return viz.overlay(image, layout.patches(attention), title=title)
+    return _single(image, layout.patches(attention), title)
 
 
 def prediction_figure(image: Tensor, maps: Mapping[str, Tensor], name: str) -> Figure:
@@ -68,6 +65,13 @@ def curves_figure(curves: Sequence[MapCurve], name: str) -> Figure:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False)
     return figure
+
+
+def _single(image: Tensor, relevance: Tensor, title: str) -> Figure:
+    """One overlay, with room for its title and its colour bar whatever the map is, so that films do not jump."""
+    height, width = image.shape[-2:]
+    axes = Figure(figsize=(4.2, 4.2 * height / width + 0.8), layout="constrained").add_subplot()
+    return viz.overlay(image, relevance, ax=axes, title=title)
 
 
 def frame_name(n: int) -> str:

@@ -10,6 +10,7 @@ from xattn.errors import ArgumentError
 from xattn.models import read_image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+MEGABYTE = 1024 * 1024
 MOST_PIXELS = 64_000_000
 """Larger pictures are refused: a small file can hold a huge one."""
 LONGEST_SIDE = 4096
@@ -47,8 +48,8 @@ def read_upload(path: str | Path, most_bytes: int) -> Tensor:
 
 
 def megabytes(size: int) -> str:
-    """A number of bytes for people."""
-    return f"{size / 1e6:.3g} MB"
+    """A number of bytes for people; a megabyte has 1024 * 1024 bytes, as gradio counts."""
+    return f"{size / MEGABYTE:.3g} MB"
 
 
 def _check_pixels(image: Image.Image, name: str) -> None:

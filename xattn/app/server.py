@@ -1,0 +1,148 @@
+"""Serving the viewer: on this machine only, with nothing sent or fetched elsewhere."""
+
+import os
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xattn.errors import ArgumentError, MissingDependencyError
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+    from xattn.app.shelf import ModelShelf
+
+LOCALHOST = "127.0.0.1"
+SESSION_SECONDS = 3600
+"""Files of a session are deleted after this time."""
+
+
+def serve(
+    model: str = "demo",
+    *,
+    host: str = LOCALHOST,
+    port: int = 7860,
+    most_mb: float = 20,
+    device: str = "cpu",
+    browser: bool = True,
+) -> None:
+    """Serves the viewer until it is interrupted.
+
+    Args:
+        model: The model to begin with.
+        host: Address to listen on; anything but 127.0.0.1 lets others use this machine and load models on it.
+        port: Port to listen on.
+        most_mb: Size of the largest upload in megabytes.
+        device: Where models run.
+        browser: Whether to open the page in a browser.
+
+    Raises:
+        MissingDependencyError: Without gradio.
+        ArgumentError: If the port is taken or a number is out of range.
+        WeightsError: If the weights of the model cannot be had.
+    """
+    if not most_mb > 0:
+        raise ArgumentError(f"max_upload_mb: expected a positive number, got {most_mb}")
+    with private_folder() as folder:
+        import_gradio()
+        from xattn.app.shelf import ModelShelf
+
+        shelf = ModelShelf(device)
+        with shelf.use(model):
+            pass  # a model that cannot be had is refused before a page is up
+        blocks = make_page(shelf, folder, model, most_mb)
+        launch(blocks, host, port, most_mb, browser)
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A temporary folder that takes all files, gone in the end; gradio is told before it is imported."""
+    with tempfile.TemporaryDirectory(prefix="xattn-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+        yield Path(folder)
+
+
+def import_gradio() -> None:
+    """Imports gradio.
+
+    Raises:
+        MissingDependencyError: Without it.
+    """
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError('the viewer needs gradio: pip install "xattn[app]"') from error
+
+
+def make_page(shelf: "ModelShelf", folder: Path, model: str, most_mb: float) -> "gr.Blocks":
+    """The page with its events.
+
+    Args:
+        shelf: The models.
+        folder: Where files are written.
+        model: The model to begin with.
+        most_mb: Size of the largest upload in megabytes.
+    """
+    import gradio as gr
+
+    from xattn.app import examples, page
+    from xattn.app.upload import MEGABYTE
+    from xattn.app.events import Events
+    from xattn.app.viewer import Viewer
+    from xattn.models.photos import backbone_file, installed_onnx
+
+    has_photos = backbone_file().is_file() or installed_onnx() is not None
+    models = list(dict.fromkeys(["demo", *(["photos"] if has_photos else []), model]))
+    scenes, photographs = examples.scenes(), examples.photographs()
+    shown = [*scenes, *photographs]
+    first = photographs[0] if photographs and model != "demo" else scenes[0]
+    viewer = Viewer(shelf, folder, int(most_mb * MEGABYTE))
+    with gr.Blocks(title="xattn", analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as blocks:
+        parts = page.lay_out(models, model, shown, most_mb)
+        Events(viewer, parts, shown, first).connect(blocks)
+    return blocks
+
+
+def launch(blocks: "gr.Blocks", host: str, port: int, most_mb: float, browser: bool) -> None:
+    """Listens until interrupted."""
+    import gradio as gr
+
+    from xattn.app.page import CSS
+    from xattn.app.upload import MEGABYTE
+
+    local = ("system-ui", "sans-serif")
+    theme = gr.themes.Default(primary_hue="purple", font=local, font_mono=("ui-monospace", "monospace"))
+    blocks.queue(default_concurrency_limit=8, max_size=64)
+    try:
+        _, url, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            max_file_size=int(most_mb * MEGABYTE),
+            quiet=True,
+            prevent_thread_lock=True,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            ssr_mode=False,
+            pwa=False,
+            mcp_server=False,
+            theme=theme,
+            css=CSS,
+        )
+    except OSError as error:
+        raise ArgumentError(f"port: cannot listen on {host}:{port} ({error})") from None
+    from xattn import _terminal as terminal
+
+    terminal.say(f"The viewer is at {url} (stop with Ctrl-C)")
+    if browser:
+        webbrowser.open(url)
+    try:
+        blocks.block_thread()
+    finally:
+        blocks.close(verbose=False)
