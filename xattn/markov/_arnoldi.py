@@ -5,20 +5,19 @@ matrices with columns.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from xattn.markov._numeric import epsilon, row_sums, tiny, widen
-from xattn.markov._squaring import deflate, sink_of
-from xattn.markov.chain import normalize_rows
+from xattn.markov._deflated import COPY_STATES, Deflated, DeflatedMatrix
+from xattn.markov._numeric import epsilon, tiny, widen
 
 CHECKPOINTS = {4: (4, 6, 8, 11, 15, 20, 27, 36, 48), 2: (5, 7, 10, 14, 19, 26, 36, 50, 70, 96)}
+"""Steps after which a block of this size is tested."""
+POWER_CHECKPOINTS = (2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
+"""The same for powers of a chain."""
 SQUARINGS = 12
-COPY_STATES = 500
-"""Up to this size a deflated copy is cheaper than deflating every product."""
 SEED = 20
 
 
@@ -32,85 +31,60 @@ class Ritz:
     limited: Tensor
 
 
-class Deflated(Protocol):
-    """Products of row blocks with B chains that have lost their eigenvalue 1 (or with their transposes).
+class _Krylov:
+    """V C^p = H V + (coupling to one more block), grown block by block.
 
     Attributes:
-        like: (B, N) tensor of the type to work in.
+        norm: (B,), ||C^p||_F, estimated.
+        gain: (B,), a lower bound of ||C||_2: how much longer C has made a row.
     """
 
-    like: Tensor
-
-    def apply(self, rows: Tensor) -> Tensor:
-        """(B, b, N) -> (B, b, N)."""
-
-    def take(self, keep: Tensor) -> None:
-        """Forget the other chains."""
-
-
-class _DeflatedMatrix:
-    """See `deflate`."""
-
-    def __init__(self, weights: Tensor) -> None:
-        self.like = weights[:, 0]
-        self.sink: Tensor | None = None
-        if weights.shape[-1] <= COPY_STATES:
-            self.matrix = deflate(normalize_rows(weights))
-            return
-        # Rows are normalised on the fly too: v (D^-1 W) = (v D^-1) W.
-        self.matrix, self.sink = weights, sink_of(weights)
-        self.scale = (1 / row_sums(weights)).to(weights.dtype).unsqueeze(1)
-        batch = torch.arange(len(weights), device=weights.device)
-        self.sink_row = (weights[batch, self.sink] * self.scale[batch, :, self.sink]).unsqueeze(1)
-
-    def apply(self, rows: Tensor) -> Tensor:
-        """(B, b, N) -> (B, b, N)."""
-        if self.sink is None:
-            return torch.bmm(rows, self.matrix)
-        product = torch.bmm(rows * self.scale, self.matrix) - rows.sum(-1, keepdim=True) * self.sink_row
-        return product.scatter_(-1, self.sink[:, None, None].expand(*product.shape[:2], 1), 0)
-
-    def take(self, keep: Tensor) -> None:
-        self.matrix = self.matrix[keep]
-        if self.sink is not None:
-            self.sink, self.sink_row, self.scale = self.sink[keep], self.sink_row[keep], self.scale[keep]
-
-
-class _Krylov:
-    """V C = H V + (coupling to one more block), grown block by block."""
-
-    def __init__(self, operator: Deflated, block: int) -> None:
-        self.operator, self.block = operator, block
+    def __init__(self, operator: Deflated, block: int, steps: int, power: int) -> None:
+        self.operator, self.block, self.power = operator, block, power
         batch, states = operator.like.shape
         # One start for every chain, from its own generator: an answer depends neither on the batch nor on the caller's
         # random state. Made on the CPU, it is the same on every device.
         noise = torch.randn(block, states, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
-        first = self.operator.apply(noise.to(operator.like).expand(batch, -1, -1))
-        # The mean square of a Gaussian row times C is ||C||_F^2.
+        self.gain = operator.like.new_zeros(batch)
+        first = self._product(noise.to(operator.like).expand(batch, -1, -1) / states**0.5) * states**0.5
+        # The mean square of a Gaussian row times a matrix is its squared Frobenius norm.
         self.norm = first.square().sum(-1).mean(-1).sqrt()
-        self.basis = _orthonormalise(_orthonormalise(first, self.floor)[0], 0 * self.norm)[0]
+        self.space = first.new_empty(batch, (steps + 1) * block, states)
         self.rows: list[Tensor] = []
+        first, coupling = _orthonormalise(first, self.floor)
+        self.space[:, :block] = _orthonormalise(first, self.floor, coupling)[0]
+
+    @property
+    def basis(self) -> Tensor:
+        """Orthonormal rows (B, size, N): the part of the reserved space that is filled."""
+        return self.space[:, : (len(self.rows) + 1) * self.block]
 
     @property
     def floor(self) -> Tensor:
         """Below this norm a row is rounding: the space is invariant and does not grow in that direction."""
-        return 4 * epsilon(self.norm) * self.norm
+        return widen(self.norm) * (4 * epsilon(self.norm))
+
+    def _product(self, rows: Tensor) -> Tensor:
+        for factor in range(self.power):
+            rows = self.operator.apply(rows)
+            if factor == 0:
+                self.gain = torch.maximum(self.gain, torch.linalg.vector_norm(rows, dim=-1).amax(-1))
+        return rows
 
     def grow(self) -> None:
         """One product, orthogonalised against the basis and within itself, twice."""
-        block = self.operator.apply(self.basis[:, -self.block :])
-        known, block, coupling = self._orthogonalise(block, self.floor)
-        again, block, correction = self._orthogonalise(block, torch.full_like(self.norm, 1e-3))
-        self.rows.append(torch.cat((known + coupling @ again, coupling @ correction), -1))
-        self.basis = torch.cat((self.basis, block), 1)
-
-    def _orthogonalise(self, block: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        known = block @ self.basis.mT
-        block, coupling = _orthonormalise(block - known @ self.basis, floor)
-        return known, block, coupling
+        basis = self.basis
+        block = self._product(basis[:, -self.block :])
+        known = block @ basis.mT
+        block, coupling = _orthonormalise(torch.baddbmm(block, known, basis, alpha=-1), self.floor)
+        again = block @ basis.mT
+        block, correction = _orthonormalise(torch.baddbmm(block, again, basis, alpha=-1), self.floor, coupling)
+        known = known + coupling.to(again) @ again
+        self.rows.append(torch.cat((known, (coupling @ correction).to(known)), -1))
+        self.space[:, len(self.rows) * self.block :][:, : self.block] = block
 
     def ritz(self, rtol: float, atol: float) -> Ritz:
-        """The dominant modulus of H, its residual and condition number, from repeated squaring: no eigen solver.
+        """The dominant modulus of C from that of H, its residual and condition number, by squaring: no eigen solver.
 
         After J squarings M = H^(2^J) / ||.|| spans the dominant invariant subspace, be it a complex pair or a tie.
         r = ||M[:, last block] coupling||_F is its residual and so the backward error of rho; kappa, the norm of the
@@ -120,70 +94,98 @@ class _Krylov:
         padded = [pad(row, (0, size + self.block - row.shape[-1])) for row in self.rows]
         full = torch.cat(padded, 1)
         power, coupling = full[..., :size], full[:, -self.block :, size:]
-        # The rounding of a product scales with the spectral norm of C, which that of H approaches: (sum s^8)^(1/8).
+        # The rounding of a product scales with the norm of C^p, which that of H approaches, (sum s^8)^(1/8), or with
+        # those of its factors.
         gram = power @ power.mT
-        spectral = widen(torch.linalg.matrix_norm(gram @ gram)).pow(0.25)
+        spectral = torch.maximum(widen(torch.linalg.matrix_norm(gram @ gram)).pow(0.25), widen(self.gain) ** self.power)
         norm = tiny(torch.linalg.matrix_norm(power))
-        logs = [widen(norm).log()]
-        power = power / norm[:, None, None]
-        for _ in range(SQUARINGS):
-            power = power @ power
-            norm = tiny(torch.linalg.matrix_norm(power))
-            logs.append(2 * logs[-1] + widen(norm).log())
-            power = power / norm[:, None, None]
+        power, log, logs = power / norm[:, None, None], widen(norm).log(), []
+        for squaring in range(1, SQUARINGS + 1):
+            power, log = power @ power, 2 * log
+            # Two squarings in a row cannot leave the range of the type.
+            if squaring % 2 == 0 or squaring == SQUARINGS - 1:
+                norm = tiny(torch.linalg.matrix_norm(power))
+                power, log = power / norm[:, None, None], log + widen(norm).log()
+                logs.append(log)
+        before, previous, last = logs[-3:]
         previous, modulus = (
-            ((b - a) / 2**j).exp()
-            for j, a, b in zip((SQUARINGS - 2, SQUARINGS - 1), logs[-3:], logs[-2:], strict=False)
+            ((previous - before) / 2 ** (SQUARINGS - 2)).exp(),
+            ((last - previous) / 2 ** (SQUARINGS - 1)).exp(),
         )
         kappa = 1 / widen(norm)
         residual = kappa * widen(torch.linalg.matrix_norm(power[..., -self.block :] @ coupling))
         residual = residual + (modulus - previous).abs()
         rounding = kappa * epsilon(self.norm) * spectral
+        modulus, residual, rounding = self._root(modulus, residual, rounding)
         allowed = rtol * modulus + atol
         converged, limited = residual <= allowed, 64 * rounding > allowed
         return Ritz(modulus, residual + rounding, converged & ~limited, converged & limited)
 
+    def _root(self, modulus: Tensor, *errors: Tensor) -> list[Tensor]:
+        """The modulus of C from that of C^p, and the errors that it has then: |x^(1/p) - y^(1/p)| <= |x - y|^(1/p)."""
+        root = modulus ** (1 / self.power)
+        slope = tiny(self.power * root ** (self.power - 1))
+        return [root, *(torch.minimum(error / slope, error ** (1 / self.power)) for error in errors)]
+
     def take(self, keep: Tensor) -> None:
         self.operator.take(keep)
-        self.norm, self.basis = self.norm[keep], self.basis[keep]
+        space, used = self.space, (len(self.rows) + 1) * self.block
+        self.space = space.new_empty(int(keep.sum()), *space.shape[1:])
+        self.space[:, :used] = space[keep, :used]
+        self.norm, self.gain = self.norm[keep], self.gain[keep]
         self.rows = [row[keep] for row in self.rows]
 
 
-def _orthonormalise(block: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram-Schmidt on the rows of (B, b, N): Q, R with block = R Q. Rows below the floor (B,) become zero."""
-    rest, done, coefficients = block, [], []
-    for i in range(block.shape[1]):
-        row = rest[:, :1]
-        norm = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
-        alive = norm > floor[:, None, None]
-        row = torch.where(alive, row / tiny(norm), 0)
-        rest = rest[:, 1:]
-        against = rest @ row.mT
-        rest = rest - against * row
-        done.append(row)
-        coefficients.append(pad(torch.cat((norm * alive, against), 1), (0, 0, i, 0)))
-    return torch.cat(done, 1), torch.cat(coefficients, 2)
+def _orthonormalise(block: Tensor, floor: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Cholesky QR of the rows of (B, b, N): Q in the type of `block` and lower triangular, wide R, with block = R Q.
+
+    The first of two calls leaves rows short that the squared norms in a Gram matrix cannot tell from dependent ones.
+    The second, which gets the R of the first, finishes: a row that is below the floor (B,) becomes zero.
+    """
+    wide = widen(block)
+    gram = wide @ wide.mT
+    norms = gram.diagonal(dim1=1, dim2=2)
+    if before is None:
+        least = torch.maximum(4096 * epsilon(gram) * norms, (1e-2 * floor).square().unsqueeze(1))
+        lower = torch.linalg.cholesky_ex(gram + torch.diag_embed(tiny(least))).L
+        keep = torch.ones_like(norms)
+    else:
+        lower, keep = _cholesky(gram, (floor.unsqueeze(1) / tiny(before.diagonal(dim1=1, dim2=2))).square())
+    inverse = torch.linalg.inv_ex(lower + torch.diag_embed(1 - keep)).inverse
+    return ((inverse * keep.unsqueeze(2)) @ wide).to(block), lower
 
 
-def arnoldi(chain: Tensor | Deflated, block: int, rtol: float, atol: float) -> Ritz:
+def _cholesky(gram: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """L with L L^T = gram (B, b, b), and 1 for the rows above `least` (B, b); the columns of the others are zero."""
+    columns, keep = [], []
+    for i in range(gram.shape[1]):
+        pivot = gram[:, i, i]
+        keep.append((pivot > least[:, i]).to(gram))
+        column = gram[:, i:, i] * (keep[i] / tiny(pivot).sqrt()).unsqueeze(1)
+        columns.append(pad(column, (i, 0)))
+        gram = gram - columns[i].unsqueeze(2) * columns[i].unsqueeze(1)
+    return torch.stack(columns, 2), torch.stack(keep, 1)
+
+
+def arnoldi(
+    chain: Tensor | Deflated, block: int, rtol: float, atol: float, largest: int | None = None, power: int = 1
+) -> Ritz:
     """|lambda_2| of (B, N, N) weights that the rows are yet to be normalised of, or of a deflated operator.
 
-    Chains are tested at checkpoints and leave the batch, once a quarter is done. A chain is `limited` when it has
-    converged but its condition number times rounding exceeds the tolerance: it needs a wider type.
+    Chains are tested at checkpoints and leave the batch, once a quarter is done. Those that have not converged in a
+    Krylov space of dimension `largest` are given up. A chain is `limited` when it has converged but its condition
+    number times rounding exceeds the tolerance: it needs a wider type. With `power` p the space is that of C^p, which
+    is smaller for as many products: worthwhile where products cost less than keeping the space orthogonal.
     """
-    operator = _DeflatedMatrix(chain) if isinstance(chain, Tensor) else chain
+    operator = DeflatedMatrix(chain) if isinstance(chain, Tensor) else chain
     batch, states = operator.like.shape
-    krylov = _Krylov(operator, block)
     wide = widen(operator.like[:, 0])
     modulus, residual = torch.zeros_like(wide), torch.full_like(wide, torch.inf)
     accepted = torch.zeros_like(wide, dtype=torch.bool)
     limited = accepted.clone()
     live = torch.arange(batch, device=wide.device)
-    # After this many blocks the space is everything.
-    complete = -(-states // block)
-    checkpoints = [c for c in CHECKPOINTS[block] if c < complete]
-    if complete <= CHECKPOINTS[block][-1]:
-        checkpoints.append(complete)
+    checkpoints = _checkpoints(states, block, largest, power)
+    krylov = _Krylov(operator, block, checkpoints[-1], power)
     for step in range(1, checkpoints[-1] + 1):
         krylov.grow()
         if step not in checkpoints:
@@ -203,3 +205,15 @@ def arnoldi(chain: Tensor | Deflated, block: int, rtol: float, atol: float) -> R
             krylov.take(keep)
             live = live[keep]
     return Ritz(modulus, residual, accepted, limited)
+
+
+def _checkpoints(states: int, block: int, largest: int | None, power: int) -> list[int]:
+    """Steps to test after. Beside a step of a large chain a test is cheap, so none of the first ones is left out."""
+    steps = CHECKPOINTS[block] if power == 1 else POWER_CHECKPOINTS
+    if states > COPY_STATES:
+        steps = tuple(sorted({*range(steps[0], 4 * steps[0]), *steps}))
+    complete = -(-states // block)  # after this many blocks the space is everything
+    most = complete if largest is None else min(complete, max(largest // block, steps[0]))
+    if complete == most < steps[-1]:
+        steps = (*steps, complete)
+    return sorted({step for step in steps if step <= most})

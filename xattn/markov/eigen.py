@@ -9,6 +9,7 @@ from torch import Tensor
 
 from xattn.errors import ArgumentError
 from xattn.markov._arnoldi import arnoldi
+from xattn.markov._deflated import COPY_STATES
 from xattn.markov._numeric import chunks, epsilon, has_rounded_matmul, numeric, precise, take_rows, wide_dtype, widen
 from xattn.markov._squaring import bracket, deflate_mean
 from xattn.markov.chain import check_chain, check_square, distribution, fill_dead, is_lower_triangular, normalize_rows
@@ -19,8 +20,10 @@ DENSE_STATES = 100
 """Up to this size nothing iterative beats dense eigenvalues on a CPU."""
 SQUARING_STATES = 2000
 """Up to this size an accelerator squares the chain, which takes matrix products and nothing else."""
-BRACKET_STATES = 1000
-"""Beyond this size dense eigenvalues are the cheaper last resort on a CPU."""
+KRYLOV_SHARE = 0.6
+"""A Krylov space of more than this share of the states costs as much as the dense eigenvalues of its chain."""
+POWERS = {4: 2, 2: 4}
+"""The power of a small chain that Arnoldi works with, for each size of its block."""
 WIDE = 1e-3
 """Brackets with a larger residual get a second opinion, with another deflation."""
 FLOOR = 1e-3
@@ -49,16 +52,17 @@ def second_eigenvalue(chain: Tensor, rtol: float = 1e-3, mode: Mode = "default")
 
     That of the teleporting chain G is alpha times as large. Causal chains have it on their diagonal, and small ones
     get dense eigenvalues; for others, block Arnoldi on the deflated chain (squaring, on an accelerator) is repeated in
-    float64 where the condition number asks for it, and replaced by a bracket or dense eigenvalues where it has not
-    converged. It is deterministic and uses no global random state.
+    float64 where the condition number asks for it, and replaced by dense eigenvalues where it has not converged. It is
+    deterministic and uses no global random state.
 
     Args:
         chain: (..., N, N) attention; see `as_chain` for the cleaning (dead rows become uniform).
         rtol: error to reach, relative to |lambda_2| + 1e-3.
-        mode: "default" starts Arnoldi from four random vectors; "fast" from two, which is up to 1.5 times faster and
-            can in rare cases miss an eigenvalue that the start hardly contains; "certified" proves a bracket in
-            float64 by 16 squarings, whatever `rtol`: `residual` is mostly below 1e-3, and up to 1e-1 for nearly
-            defective chains, such as causal attention with its tokens in another order.
+        mode: "default" starts Arnoldi from four random vectors; "fast" from two, which is up to 1.5 times faster (never
+            beyond some 500 tokens, where reading the chain takes the time) and can in rare cases miss an eigenvalue
+            that the start hardly contains; "certified" proves a bracket in float64 by 16 squarings, whatever `rtol`:
+            `residual` is mostly below 1e-3, and up to 1e-1 for nearly defective chains, such as causal attention with
+            its tokens in another order.
 
     Returns:
         A `SecondEigenvalue`.
@@ -184,20 +188,22 @@ def _arnoldi(weights: Tensor, rows: Tensor, rtol: float, block: int, found: _Fou
     """Arnoldi in the type of the chain, then in float64 where that does not resolve; returns the unconverged rows."""
     chain = take_rows(weights, rows)
     chain = widen(chain) if has_rounded_matmul(chain) else chain
-    ritz = arnoldi(chain, block, rtol, rtol * FLOOR)
+    largest = int(KRYLOV_SHARE * chain.shape[-1])
+    power = POWERS[block] if chain.shape[-1] <= COPY_STATES else 1
+    ritz = arnoldi(chain, block, rtol, rtol * FLOOR, largest, power)
     found.put(rows, ritz.modulus, ritz.residual)
     narrow = chain.dtype != wide_dtype(chain.device)
     limited = rows[ritz.limited]
     if not narrow or len(limited) == 0:
         return rows[~ritz.accepted]
-    retried = arnoldi(widen(weights[limited]), block, rtol, rtol * FLOOR)
+    retried = arnoldi(widen(weights[limited]), block, rtol, rtol * FLOOR, largest, power)
     found.put(limited, retried.modulus, retried.residual)
     return torch.cat((rows[~(ritz.accepted | ritz.limited)], limited[~retried.accepted]))
 
 
 def _last_resort(weights: Tensor, rows: Tensor, rtol: float, found: _Found) -> None:
-    """A bracket where it is cheap, and dense eigenvalues where it is not or is too wide."""
-    if len(rows) and (weights.device.type != "cpu" or weights.shape[-1] < BRACKET_STATES):
+    """Dense eigenvalues; on an accelerator, which is slow at them, only where a bracket is too wide."""
+    if len(rows) and weights.device.type != "cpu":
         _bracket(weights, rows, found)
         rows = rows[found.residual[rows] > rtol * (found.modulus[rows] + FLOOR)]
     if len(rows):
