@@ -62,7 +62,7 @@ class _Krylov:
     @property
     def floor(self) -> Tensor:
         """Below this norm a row is rounding: the space is invariant and does not grow in that direction."""
-        return widen(self.norm) * (4 * epsilon(self.norm))
+        return widen(self.norm).mul(4 * epsilon(self.norm))
 
     def _product(self, rows: Tensor) -> Tensor:
         for factor in range(self.power):
