@@ -49,7 +49,7 @@ class _Krylov:
         first = self._product(noise.to(operator.like).expand(batch, -1, -1) / states**0.5) * states**0.5
         # The mean square of a Gaussian row times a matrix is its squared Frobenius norm.
         self.norm = first.square().sum(-1).mean(-1).sqrt()
-        self.space = first.new_empty(batch, (steps + 1) * block, states)
+        self.space: Tensor = first.new_empty(batch, (steps + 1) * block, states)
         self.rows: list[Tensor] = []
         first, coupling = _orthonormalise(first, self.floor)
         self.space[:, :block] = _orthonormalise(first, self.floor, coupling)[0]
