@@ -34,9 +34,9 @@ _NOISY = 0.03
 class RelevanceAttribution(TransformerAttribution):
     """Base of the methods that propagate relevance: one recorded forward, and passes back through it.
 
-    Half precision models are computed in float32. The published rules divide by sums that can be near zero; where
-    rounding may have decided the result a `PrecisionWarning` says so, and `precision="float64"` settles it. The
-    model itself is not converted.
+    Half precision models are computed in float32, and autocast is off. The published rules divide by sums that can be
+    near zero; where rounding may have decided the result a `PrecisionWarning` says so, and `precision="float64"`
+    settles it, unless the weights themselves were rounded to half precision. The model itself is not converted.
 
     Args:
         forward_func: Module or callable that returns logits.
@@ -150,10 +150,13 @@ class RelevanceAttribution(TransformerAttribution):
         with torch.autocast(forward.inputs.device.type, enabled=False):
             relevance = self._read(forward, recording, score)
         if self._is_noisy(recording):
+            rounded = recording.ledger.weights or recording.input.dtype
+            advice = 'use precision="float64"'
+            if recording.ledger.weights is not None:
+                advice = "load the model in float32, whose digits no precision brings back, or use AttnLRP"
             warnings.warn(
-                f"{type(self).__name__}: relevance passed through sums that nearly cancel, so rounding in "
-                f"{str(recording.input.dtype).removeprefix('torch.')} may have decided the result; "
-                'use precision="float64"',
+                f"{type(self).__name__}: relevance passed through sums that nearly cancel, so rounding to "
+                f"{str(rounded).removeprefix('torch.')} may have decided the result; {advice}",
                 PrecisionWarning,
                 stacklevel=6,
             )

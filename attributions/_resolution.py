@@ -27,14 +27,19 @@ def check_resolution(resolution: str, interpolation: str) -> None:
             raise ArgumentError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")
 
 
+def result_dtype(inputs: Tensor) -> torch.dtype:
+    """float32, or the inputs' own type where it is wider: half types have too few digits to rank a map's values."""
+    return torch.promote_types(inputs.dtype, torch.float32) if inputs.is_floating_point() else torch.float32
+
+
 def from_tokens(
     tokens: Tensor, layout: TokenLayout, inputs: Tensor, resolution: Resolution, interpolation: Interpolation
 ) -> Tensor:
-    """(B, N) relevance of tokens as (B, N), (B, h, w) or the inputs' shape, in the inputs' dtype.
+    """(B, N) relevance of tokens as (B, N), (B, h, w) or the inputs' shape, in `result_dtype`.
 
     A patch's value is given to each of its pixels and channels: the sum over pixels is not the sum over tokens.
     """
-    dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
+    dtype = result_dtype(inputs)
     if resolution == "token":
         return tokens.to(dtype)
     if resolution == "patch":

@@ -94,7 +94,8 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
             internal_batch_size: Most samples per forward call; None takes all at once.
 
         Returns:
-            Relevance in the inputs' dtype (float32 for token ids) and on their device.
+            Relevance on the inputs' device, in float32 or the inputs' own type where that is wider (half types have too
+            few digits to rank the values of a map).
 
         Raises:
             ArgumentError: An argument has a wrong value, or the model refuses the input.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from xattn.attributions._forward import ForwardPass
 from xattn.attributions._relevance import Precision, RelevanceAttribution
+from xattn.attributions._resolution import result_dtype
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.layout import TokenLayout
 from xattn.relevance import Recording, RuleSet
@@ -52,8 +53,8 @@ class LRP(RelevanceAttribution):
         (relevance,) = self._propagate(recording, score, [recording.input])
         if recording.ids is not None:
             return relevance.sum(-1).to(torch.float32)
-        limit = torch.finfo(forward.inputs.dtype).max
-        return relevance.clamp(-limit, limit).to(forward.inputs.dtype)
+        limit = torch.finfo(torch.float32).max
+        return relevance.clamp(-limit, limit).to(result_dtype(forward.inputs))
 
 
 class AttnLRP(LRP):

@@ -141,19 +141,15 @@ def test_cosine_logits_of_an_image_text_model():
         assert relevance.abs().max() > 0
 
 
+@pytest.mark.filterwarnings("ignore::xattn.errors.PrecisionWarning")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
-def test_half_precision(method, dtype):
-    x = tiny.images(2)
-    model = tiny.timm_vit().to(dtype)
-    half = method(model).attribute(x.to(dtype), 0, resolution="patch").flatten(1)
-    same = model.float()  # the same rounded weights
-    full = method(same).attribute(x.to(dtype).float(), 0, resolution="patch").flatten(1)
-    assert half.dtype == dtype
-    assert half.isfinite().all()
-    ranks = [m.double().argsort(1).argsort(1).double() for m in (full, half)]
-    correlation = torch.corrcoef(torch.stack([r.flatten() for r in ranks]))[0, 1]
-    assert correlation > 0.99
+def test_half_precision_is_float32_on_the_same_weights(method, dtype):
+    x, model = tiny.images(2).to(dtype), tiny.timm_vit().to(dtype)
+    half = method(model).attribute(x, 0, resolution="patch")
+    full = method(model.float()).attribute(x.float(), 0, resolution="patch")
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, atol=1e-5 * float(full.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from xattn._trace import ModuleTrace
-from xattn.relevance._widen import widen, widen_arguments
+from xattn.relevance._widen import narrow_type, widen, widen_arguments
 from xattn.relevance.call import Call, Operation, replace_tensors
 from xattn.relevance.operations import STRUCTURAL, UNKNOWN, function_name, kind_of, out_of_place
 
@@ -119,10 +119,12 @@ class RecordingMode(TorchFunctionMode):
     def _embed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The embedding of the explained token ids is where their relevance arrives."""
         recording = self._recording
-        result = widen(func(*args, **kwargs), recording.precision)
+        embedded = func(*args, **kwargs)
+        result = widen(embedded, recording.precision)
         ids = args[0] if args else kwargs["input"]
         if recording.ids is None or recording.input is not None or not torch.equal(ids, recording.ids):
             return result
+        recording.narrow = narrow_type(embedded)
         recording.input = result.detach().requires_grad_()
         return recording.input
 

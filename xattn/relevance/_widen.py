@@ -14,6 +14,11 @@ def widen(tensor: Tensor, precision: torch.dtype) -> Tensor:
     return tensor.to(precision) if _is_narrower(tensor.dtype, precision) else tensor
 
 
+def narrow_type(tensor: Tensor) -> torch.dtype | None:
+    """The tensor's type if it is narrower than float32, else None."""
+    return tensor.dtype if _is_narrower(tensor.dtype, torch.float32) else None
+
+
 def widen_arguments(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], precision: torch.dtype
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

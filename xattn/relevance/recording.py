@@ -10,6 +10,7 @@ from torch import Tensor
 from xattn._intercept import AttentionMode
 from xattn._trace import ModuleTrace
 from xattn.relevance._mode import RecordingMode
+from xattn.relevance._widen import narrow_type
 from xattn.relevance.account import Account
 from xattn.relevance.ledger import Ledger
 from xattn.relevance.rule_set import RuleSet, ensure_rule_set
@@ -33,12 +34,15 @@ class Recording:
     Attributes:
         input: The tensor in the graph at which relevance arrives, None for token ids until they are embedded.
         ledger: Where relevance was lost on the way, and how far float32 can be trusted.
+        narrow: The half precision type of the inputs (of the embeddings, for token ids), and so of the weights; None
+            if they are wider.
         rules: The rule set that is being propagated, None for gradients.
     """
 
     def __init__(self, inputs: Tensor, *, precision: torch.dtype = torch.float32) -> None:
         self.precision = precision
         self.ids: Tensor | None = None
+        self.narrow = narrow_type(inputs)
         self.input: Tensor | None = None
         with torch.inference_mode(False):
             if inputs.is_floating_point():
@@ -71,6 +75,7 @@ class Recording:
         """While it lasts, a backward pass through the recorded graph carries relevance in place of gradients."""
         self.rules = ensure_rule_set(rules)
         self.ledger.clear()
+        self.ledger.weights = None if self.rules.robust else self.narrow
         try:
             with torch.autocast(self._device, enabled=False):
                 yield

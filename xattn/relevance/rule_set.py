@@ -46,12 +46,14 @@ class RuleSet:
         rules: The mapping.
         split: What becomes of the sum of relevances that come back to a tensor read several times; None leaves it.
         start: What each sample starts with at its score: "one", or the "score" itself.
+        robust: Whether maps stay the same where weights are rounded to half precision (measured for "attnlrp").
     """
 
     name: str
     rules: Mapping[str, Rule] = field(repr=False)
     split: Reweigh | None = None
     start: Literal["one", "score"] = "one"
+    robust: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
@@ -125,7 +127,7 @@ def attnlrp(epsilon: float = 1e-6, gamma: float | None = None) -> RuleSet:
     }
     if gamma is not None:
         rules |= dict.fromkeys(("linear", "conv", "input_conv"), Gamma(gamma, Signed(epsilon)))
-    return RuleSet("attnlrp", rules, start="score")
+    return RuleSet("attnlrp", rules, start="score", robust=True)
 
 
 def _published(separate: bool) -> dict[str, Rule]:
