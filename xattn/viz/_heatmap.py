@@ -35,6 +35,8 @@ def heatmap(ax: "Axes", table: Array, norm: Normalize, *, label: str, form: str,
     layers, heads = table.shape
     ax.imshow(np.ma.masked_invalid(table), cmap=_COLOURS, norm=norm, aspect="auto")
     hatch(ax, ~np.isfinite(table), layers, heads)
+    ax.xaxis.tick_top()  # as a table is read; below, panels beside it have their colour bars
+    ax.xaxis.set_label_position("top")
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
