@@ -33,7 +33,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist site demo-output *.egg-info

@@ -1,14 +1,19 @@
-"""Draws the pictures of the method cards: `python docs/make_pictures.py`.
+"""Draws the pictures of the documentation: `python docs/make_pictures.py`.
 
-One generated scene with two objects, explained by every registered method on the `demo` model; methods that ask for a
-class are asked for both. The scene is the first of its split whose two objects are the model's two most probable
-classes.
+The tutorial and the page on numerics write theirs themselves: their code is run, and what it saved is kept.
+
+The method cards show one generated scene with two objects, explained by every registered method on the `demo` model;
+methods that ask for a class are asked for both. The scene is the first of its split whose two objects are the model's
+two most probable classes.
 """
 
+import os
+import re
+import shutil
+import tempfile
 import warnings
 from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
 
 from xattn import load, viz
@@ -17,7 +22,8 @@ from xattn.errors import PrecisionWarning
 from xattn.models.model import Model
 from xattn.models.scenes import Scene, Scenes
 
-FOLDER = Path(__file__).parent / "images" / "methods"
+DOCS = Path(__file__).resolve().parent
+PAGES = ("tutorial", "numerics")
 
 
 def find_scene(model: Model) -> Scene:
@@ -45,19 +51,35 @@ def draw(name: str, model: Model, scene: Scene) -> Figure:
     return viz.comparison(scene.image, maps)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """A JPEG, which is smaller than a PNG here."""
-    figure.savefig(path, dpi=90, pil_kwargs={"quality": 80, "optimize": True})
+def draw_cards(folder: Path) -> None:
+    """One picture for each method."""
+    model = load("demo")
+    scene = find_scene(model)
+    for name in methods:
+        draw(name, model, scene).savefig(folder / f"{name}.jpg", dpi=90, pil_kwargs={"quality": 80, "optimize": True})
+
+
+def draw_page(page: str, folder: Path) -> None:
+    """The pictures that the code of a page saves."""
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", (DOCS / f"{page}.md").read_text(), re.S | re.M))
+    with tempfile.TemporaryDirectory() as work:
+        before = Path.cwd()
+        os.chdir(work)
+        try:
+            exec(compile(code, f"{page}.md", "exec"), {"__name__": "__main__"})
+        finally:
+            os.chdir(before)
+        for picture in Path(work).glob("*.jpg"):
+            shutil.copy(picture, folder)
 
 
 def main() -> None:
     """Draw all of them."""
-    torch.manual_seed(0)
-    model = load("demo")
-    scene = find_scene(model)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in methods:
-        save(draw(name, model, scene), FOLDER / f"{name}.jpg")
+    for folder in ("methods", *PAGES):
+        (DOCS / "images" / folder).mkdir(parents=True, exist_ok=True)
+    draw_cards(DOCS / "images" / "methods")
+    for page in PAGES:
+        draw_page(page, DOCS / "images" / page)
 
 
 if __name__ == "__main__":
