@@ -10,6 +10,7 @@ from xattn.app import drawing, figures, report
 from xattn.app.judge import ORDERS, MapCurve
 from xattn.app.page import MEAN, Parts
 from xattn.app.viewer import Seen, Steps, Viewer
+from xattn.app.walk import Survey
 from xattn.errors import UnsupportedModelError
 
 Update: TypeAlias = dict[Any, Any]
@@ -123,7 +124,7 @@ def _bars(seen: Seen) -> str:
     return f'<div class="says">{rows}</div>' if rows else note("The model gives no class scores.")
 
 
-def _elsewhere(steps: Steps, found: Any) -> str:  # noqa: ANN401
+def _elsewhere(steps: Steps, found: Survey) -> str:
     """The share of the first step that goes to tokens which are no patches."""
     prefix = found.layout.num_prefix
     if not prefix:

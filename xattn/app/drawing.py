@@ -115,5 +115,5 @@ def _as_share(colour: tuple[int, int, int]) -> tuple[float, float, float]:
 
 
 def _pixels(canvas: FigureCanvasAgg) -> Pixels:
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]

@@ -137,8 +137,9 @@ class Events:
 
     def _head(self, seen: Seen | None, steps: Steps | None, n: int, event: gr.SelectData) -> Iterator[Update]:
         seen, steps = _present(seen, steps)
-        shape = seen.walkable().lambda2.shape
-        cell = drawing.head_clicked(*event.index, (shape[0], shape[1]))
+        layers, heads = seen.walkable().lambda2.shape
+        x, y = event.index
+        cell = drawing.head_clicked(x, y, (layers, heads))
         if cell is not None:
             yield self._step(seen, replace(steps.walk, layer=cell[0], head=cell[1]), n)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from xattn.attributions import PredictionMap
 from xattn.evaluation import perturbation
-from xattn.evaluation.perturbation import Order
+from xattn.evaluation._ranking import Order
 from xattn.layout import TokenLayout
 from xattn.models.model import Model
 
@@ -66,4 +66,5 @@ def area_rows(curves: Sequence[MapCurve]) -> list[tuple[str, float, float]]:
     areas: dict[str, dict[str, float]] = {}
     for one in curves:
         areas.setdefault(one.method, {})[one.order] = one.area
-    return [(name, *(found.get(order, float("nan")) for order in ORDERS)) for name, found in areas.items()]
+    missing = float("nan")
+    return [(name, one.get("positive", missing), one.get("negative", missing)) for name, one in areas.items()]

@@ -1,8 +1,9 @@
 """Maps of several methods, where one that refuses the model does not take the others with it."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -21,6 +22,8 @@ DEFAULT_METHODS = (
     "prediction_attention",
     "attnlrp",
 )
+
+T = TypeVar("T")
 
 _REFUSALS = (UnsupportedModelError, LayoutError, CaptureError)
 
@@ -59,8 +62,15 @@ def _one_by_one(model: Model, batch: Tensor, methods: Sequence[str], target: Tar
             refused[name] = error
     if not found:
         raise next(iter(refused.values()))
-    merged = {
-        part: {name: entry for one in found for name, entry in getattr(one, part).items()}
-        for part in ("maps", "methods", "seconds", "warnings")
-    }
-    return replace(found[0], **merged, skipped={name: str(error) for name, error in refused.items()})
+    return replace(
+        found[0],
+        maps=_merged(one.maps for one in found),
+        methods=_merged(one.methods for one in found),
+        seconds=_merged(one.seconds for one in found),
+        warnings=_merged(one.warnings for one in found),
+        skipped={name: str(error) for name, error in refused.items()},
+    )
+
+
+def _merged(parts: Iterable[dict[str, T]]) -> dict[str, T]:
+    return {name: entry for part in parts for name, entry in part.items()}

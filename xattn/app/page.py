@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import gradio as gr
 import numpy as np
@@ -110,25 +111,25 @@ def lay_out(models: Sequence[str], chosen: str, examples: Sequence[Example], mos
         examples: Pictures offered.
         most_mb: Size of the largest upload, for the label.
     """
+    parts: dict[str, Any] = {"picture": gr.State(), "seen": gr.State(), "steps": gr.State(), "curves": gr.State([])}
     gr.Markdown(_TITLE)
-    states = {name: gr.State() for name in ("picture", "seen", "steps")}
     with gr.Row():
         with gr.Column(scale=1, min_width=320):
-            left = _choices(models, chosen, examples, most_mb)
+            parts |= _choices(models, chosen, examples, most_mb)
         with gr.Column(scale=3, min_width=640):
-            message = gr.HTML(elem_id="message")
+            parts["message"] = gr.HTML(elem_id="message")
             with gr.Tabs():
                 with gr.Tab("Methods side by side"):
-                    maps = _maps()
+                    parts |= _maps()
                 with gr.Tab("Walk over tokens"):
-                    walk = _walk()
+                    parts |= _walk()
                 with gr.Tab("Prediction per layer"):
                     gr.Markdown(_PREDICTIONS)
-                    predictions = gr.HTML(elem_id="predictions")
-    return Parts(**states, curves=gr.State([]), **left, message=message, **maps, **walk, predictions=predictions)
+                    parts["predictions"] = gr.HTML(elem_id="predictions")
+    return Parts(**parts)
 
 
-def _choices(models: Sequence[str], chosen: str, examples: Sequence[Example], most_mb: float) -> dict:
+def _choices(models: Sequence[str], chosen: str, examples: Sequence[Example], most_mb: float) -> dict[str, Any]:
     hint = "Or type an id: timm:NAME, hf:NAME, torchvision:NAME. Their weights come from a cache or their hub."
     shown = [((example.picture.permute(1, 2, 0).numpy() * 255).astype(np.uint8), example.title) for example in examples]
     return {
@@ -152,7 +153,7 @@ def _choices(models: Sequence[str], chosen: str, examples: Sequence[Example], mo
     }
 
 
-def _maps() -> dict:
+def _maps() -> dict[str, Any]:
     with gr.Row(equal_height=False):
         methods = gr.Dropdown(
             list(registered), value=list(DEFAULT_METHODS), multiselect=True, label="Methods", scale=5, elem_id="methods"
@@ -175,7 +176,7 @@ def _maps() -> dict:
     }
 
 
-def _walk() -> dict:
+def _walk() -> dict[str, Any]:
     gr.Markdown(_WALK)
     with gr.Row(equal_height=False):
         with gr.Column(min_width=300):

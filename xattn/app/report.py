@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from matplotlib.figure import Figure
-
 from xattn import __version__
 from xattn._files import write_atomically
 from xattn.app.drawing import as_html, as_png
@@ -15,8 +13,8 @@ from xattn.app.figures import maps_figure
 from xattn.app.judge import MapCurve, area_rows
 from xattn.explanation import Explanation, save_arrays
 
-Section: TypeAlias = tuple[str, Figure]
-"""A heading and the figure below it."""
+Section: TypeAlias = tuple[str, str]
+"""A heading, and the HTML below it."""
 
 FORMATS = ("png", "npz", "html")
 
@@ -33,30 +31,20 @@ pre { background: #f4f4f6; padding: .8em; overflow-x: auto; font-size: .85em; }
 """
 
 
-def write(
-    explanation: Explanation,
-    kind: str,
-    folder: Path,
-    figures: Sequence[Section] = (),
-    curves: Sequence[MapCurve] = (),
-) -> Path:
+def write(explanation: Explanation, kind: str, folder: Path, sections: Sequence[Section] = ()) -> Path:
     """Writes one file into a folder.
 
     Args:
         explanation: What is on the page.
         kind: One of `FORMATS`.
         folder: Where to.
-        figures: Further figures of the page with their headings.
-        curves: Perturbation curves of the maps, as far as they were computed.
+        sections: What else the page of HTML shows.
     """
     path = folder / f"{file_stem(explanation)}.{kind}"
-    if kind == "png":
-        content = as_png(maps_figure(explanation), dpi=150)
-        return write_atomically(path, lambda file: file.write(content))
     if kind == "npz":
         return save_arrays([explanation], path)
-    text = page(explanation, figures, curves)
-    return write_atomically(path, lambda file: file.write(text.encode()))
+    content = as_png(maps_figure(explanation), dpi=150) if kind == "png" else page(explanation, sections).encode()
+    return write_atomically(path, lambda file: file.write(content))
 
 
 def file_stem(explanation: Explanation) -> str:
@@ -65,27 +53,23 @@ def file_stem(explanation: Explanation) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in words)[:80].strip("-.")
 
 
-def page(explanation: Explanation, figures: Sequence[Section] = (), curves: Sequence[MapCurve] = ()) -> str:
+def page(explanation: Explanation, sections: Sequence[Section] = ()) -> str:
     """The report: nothing in it comes from elsewhere."""
     title = html.escape(explanation.title)
-    parts = [
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
-        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
-        predictions_table(explanation),
-        "<h2>Maps</h2>",
-        as_html(maps_figure(explanation), f"The picture and the maps of {', '.join(explanation.maps)}"),
-        notes(explanation),
-    ]
-    for heading, figure in figures:
-        parts += [f"<h2>{html.escape(heading)}</h2>", as_html(figure, heading)]
-    if curves:
-        parts += [areas_table(curves)]
     facts = html.escape(json.dumps(explanation.facts(), indent=1))
-    parts += [
-        f"<h2>Settings</h2><details><summary>Methods, versions, seconds</summary><pre>{facts}</pre></details>",
-        f"<p>Written by xattn {__version__}.</p></body></html>\n",
-    ]
-    return "".join(parts)
+    return "".join(
+        [
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+            f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
+            predictions_table(explanation),
+            "<h2>Maps</h2>",
+            as_html(maps_figure(explanation), f"The picture and the maps of {', '.join(explanation.maps)}"),
+            notes(explanation),
+            *(f"<h2>{html.escape(heading)}</h2>{fragment}" for heading, fragment in sections),
+            f"<h2>Settings</h2><details><summary>Methods, versions, seconds</summary><pre>{facts}</pre></details>",
+            f"<p>Written by xattn {__version__}.</p></body></html>\n",
+        ]
+    )
 
 
 def predictions_table(explanation: Explanation) -> str:

@@ -91,8 +91,8 @@ def make_page(shelf: "ModelShelf", folder: Path, model: str, most_mb: float) -> 
     import gradio as gr
 
     from xattn.app import examples, page
-    from xattn.app.upload import MEGABYTE
     from xattn.app.events import Events
+    from xattn.app.upload import MEGABYTE
     from xattn.app.viewer import Viewer
     from xattn.models.photos import backbone_file, installed_onnx
 
@@ -102,7 +102,8 @@ def make_page(shelf: "ModelShelf", folder: Path, model: str, most_mb: float) -> 
     shown = [*scenes, *photographs]
     first = photographs[0] if photographs and model != "demo" else scenes[0]
     viewer = Viewer(shelf, folder, int(most_mb * MEGABYTE))
-    with gr.Blocks(title="xattn", analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as blocks:
+    blocks = gr.Blocks(title="xattn", analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS))
+    with blocks:
         parts = page.lay_out(models, model, shown, most_mb)
         Events(viewer, parts, shown, first).connect(blocks)
     return blocks

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
+from threading import Lock, RLock
 
 import torch
 
@@ -26,7 +26,9 @@ class ModelShelf:
         self._device = device
         self._kept = kept
         self._models: OrderedDict[str, Model] = OrderedDict()
-        self._lock = RLock()
+        self._computing = RLock()
+        self._books = Lock()  # guards the dictionaries
+        self._loading: dict[str, Lock] = {}
 
     @contextmanager
     def use(self, name: str) -> Iterator[Model]:
@@ -37,27 +39,47 @@ class ModelShelf:
             UnsupportedModelError: It does not read pictures.
             WeightsError: Its weights cannot be had.
         """
-        with self._lock:
-            yield self._find(name)
+        model = self._find(name)
+        with self._computing:
+            yield model
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """A `with` block in which no other computation runs, for drawings: matplotlib is not safe in threads."""
-        with self._lock:
+        with self._computing:
             yield
 
     def _find(self, name: str) -> Model:
+        """A model from the shelf; loading one, which can take long, keeps nobody from using the others."""
         name = name.strip() if isinstance(name, str) else ""
         if not name:
             raise ArgumentError("model: choose one, or type an id such as timm:vit_small_patch16_224.")
-        if name not in self._models:
-            loaded = load(name, device=self._device)
-            if not isinstance(loaded, Model):
-                raise UnsupportedModelError(
-                    f"model: {name!r} reads sentences and the viewer shows pictures; use `xattn explain --model {name}`"
-                )
-            self._models[name] = loaded
-        self._models.move_to_end(name)
-        while len(self._models) > self._kept:
-            self._models.popitem(last=False)
-        return self._models[name]
+        with self._books:
+            loading = self._loading.setdefault(name, Lock())
+        with loading:
+            try:
+                with self._books:
+                    found = self._models.get(name)
+                if found is None:
+                    found = _load(name, self._device)
+                self._put(name, found)
+            finally:
+                with self._books:
+                    self._loading.pop(name, None)
+        return found
+
+    def _put(self, name: str, model: Model) -> None:
+        with self._books:
+            self._models[name] = model
+            self._models.move_to_end(name)
+            while len(self._models) > self._kept:
+                self._models.popitem(last=False)
+
+
+def _load(name: str, device: str | torch.device) -> Model:
+    loaded = load(name, device=device)
+    if not isinstance(loaded, Model):
+        raise UnsupportedModelError(
+            f"model: {name!r} reads sentences and the viewer shows pictures; use `xattn explain --model {name}`"
+        )
+    return loaded

@@ -4,6 +4,7 @@ Whoever asks keeps the answers (`Seen`, `Steps`, curves) and brings them along t
 remembers models alone, so that people do not disturb each other.
 """
 
+import html
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from xattn._subject import Target
 from xattn.app import figures, judge, report, walk
+from xattn.app.drawing import as_html
 from xattn.app.judge import MapCurve
 from xattn.app.maps import explain_with
 from xattn.app.shelf import ModelShelf
@@ -143,20 +145,27 @@ class Viewer:
             yield list(found)
 
     def save(self, seen: Seen, steps: Steps | None, curves: Sequence[MapCurve], kind: str) -> Path:
-        """A file for download, in a folder of its own."""
+        """A file for download, in a folder of its own; `kind` is one of `xattn.app.report.FORMATS`."""
         if kind not in report.FORMATS:
             raise ArgumentError(f"kind: expected one of {', '.join(report.FORMATS)}, got {kind!r}")
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         with self.shelf.alone():
-            more = self._figures(seen, steps, curves) if kind == "html" else []
-            return report.write(seen.explanation, kind, folder, more, curves)
+            sections = self._sections(seen, steps, curves) if kind == "html" else []
+            return report.write(seen.explanation, kind, folder, sections)
 
-    def _figures(self, seen: Seen, steps: Steps | None, curves: Sequence[MapCurve]) -> list[report.Section]:
-        sections: list[report.Section] = []
+    def _sections(self, seen: Seen, steps: Steps | None, curves: Sequence[MapCurve]) -> list[report.Section]:
+        """What the report shows beside the maps."""
+        name, sections = seen.explanation.target_name, []
         if curves:
-            figure = figures.curves_figure(curves, seen.explanation.target_name)
-            sections.append(("Patches removed by each map", figure))
+            heading = "Do the maps find what decides?"
+            shown = as_html(figures.curves_figure(curves, name), heading) + report.areas_table(curves)
+            sections.append((heading, shown))
         if steps is not None:
-            layout = seen.walkable().layout
-            sections.append(("A walk over the tokens", figures.film_figure(seen.image, steps.film, steps.walk, layout)))
+            figure = figures.film_figure(seen.image, steps.film, steps.walk, seen.walkable().layout)
+            sections.append(("A walk over the tokens", as_html(figure, "Bounces and their limit")))
+        try:
+            figure = figures.prediction_figure(seen.image, self.prediction_maps(seen), name)
+            sections.append(("Prediction per layer", as_html(figure, f"Probability of {name} at each patch")))
+        except UnsupportedModelError as error:
+            sections.append(("Prediction per layer", f"<p>{html.escape(str(error))}</p>"))
         return sections
