@@ -363,6 +363,19 @@ def test_notebooks_show_figure_and_prediction(explanation):
     assert explanation.plot(title="mine").get_suptitle() == "mine"
 
 
+def test_notebooks_say_how_it_was_made(model, picture):
+    weights = torch.rand(17)  # of the class token and 4 x 4 patches
+    found = explain(model, picture, {"<mine>": TokenRank(model, personalization=weights)}, target=3)
+    markup = found._repr_html_()
+    origin = markup[markup.index("How this was made") :]
+    assert "&lt;mine&gt;" in origin
+    assert "TokenRank(layers=-1, tokens=&#x27;patches&#x27;" in origin
+    assert "personalization=[" in origin
+    assert len(origin) < 2000  # long arguments are cut
+    for fact in (found.model, found.target_name, f"torch {found.versions['torch']}"):
+        assert fact in origin
+
+
 def test_its_representation_is_one_short_line(model, picture):
     found = explain(model, picture, ["tokenrank", "center"])
     assert repr(found) == f"<Explanation {found.title}; tokenrank (4, 4), center (4, 4)>"

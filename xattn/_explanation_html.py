@@ -3,8 +3,9 @@
 import base64
 import html
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xattn.explanation import Explanation
@@ -13,7 +14,7 @@ _CELL = "padding:2px 10px 2px 0;vertical-align:baseline;text-align:left"
 
 
 def fragment(explanation: "Explanation", *, pieces: bool = False) -> str:
-    """The maps, the predicted classes, and what was skipped or warned of.
+    """The maps, the predicted classes, what was skipped or warned of, and how it was made.
 
     Args:
         explanation: What is shown.
@@ -27,7 +28,7 @@ def fragment(explanation: "Explanation", *, pieces: bool = False) -> str:
         lines.append(f"<div>{html.escape(name)} skipped: {html.escape(why)}</div>")
     for name, messages in explanation.warnings.items():
         lines.append(f"<div>{html.escape(name)}: {html.escape('; '.join(messages))}</div>")
-    return "".join(lines)
+    return "".join([*lines, _origin(explanation)])
 
 
 def page(explanations: "Sequence[Explanation]") -> str:
@@ -39,6 +40,26 @@ def page(explanations: "Sequence[Explanation]") -> str:
         '<body style="font-family:sans-serif;max-width:70em;margin:2em auto;padding:0 1em;background:#fff;color:#000">'
         f"<h1>{title}</h1>{''.join(sections)}</body></html>\n"
     )
+
+
+def _origin(explanation: "Explanation") -> str:
+    """Model, methods with their arguments, and versions, folded away."""
+    facts = {"model": explanation.model, "target": explanation.target_name}
+    facts |= {name: _constructor(configuration) for name, configuration in explanation.methods.items()}
+    facts["versions"] = ", ".join(f"{package} {version}" for package, version in explanation.versions.items())
+    rows = "".join(
+        f'<tr><th style="{_CELL}">{html.escape(name)}</th><td style="{_CELL}">{html.escape(fact)}</td></tr>'
+        for name, fact in facts.items()
+        if fact
+    )
+    return f"<details><summary>How this was made</summary><table>{rows}</table></details>" if rows else ""
+
+
+def _constructor(configuration: "Mapping[str, Any]") -> str:
+    """The class and its arguments as one would write them, long ones cut."""
+    name = str(configuration.get("class", "")).rpartition(".")[2]
+    arguments = (f"{key}={value!r}" for key, value in configuration.items() if key != "class")
+    return f"{name}({', '.join(textwrap.shorten(argument, 80, placeholder=' ...') for argument in arguments)})"
 
 
 def _picture(explanation: "Explanation") -> str:
