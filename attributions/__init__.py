@@ -4,6 +4,7 @@ from xattn.attributions.attention import AttentionRollout as AttentionRollout
 from xattn.attributions.attention import DINOAttention as DINOAttention
 from xattn.attributions.attention import RawAttention as RawAttention
 from xattn.attributions.base import TransformerAttribution as TransformerAttribution
+from xattn.attributions.bimodal import BimodalAttention as BimodalAttention
 from xattn.attributions.class_chain import ClassTokenRank as ClassTokenRank
 from xattn.attributions.controls import CenterPrior as CenterPrior
 from xattn.attributions.controls import RandomAttribution as RandomAttribution

@@ -114,7 +114,8 @@ class GenericAttention(AccumulatedGradientAttention):
     """Gradient-weighted attention accumulated over layers.
 
     R = I;  R <- R + mean_h (dy/dA_h * A_h)^+ R  from the first layer to the last; relevance is the class token's row
-    (Chefer et al., ICCV 2021, eqs. 5 and 6). For a two-tower model each tower is explained by giving its input.
+    (Chefer et al., ICCV 2021, eqs. 5 and 6). For a two-tower model each tower is explained by giving its input; where
+    two sequences attend to each other, `BimodalAttention` explains both.
     """
 
     name = "generic_attention"
