@@ -33,7 +33,8 @@ def undisturbed(forward_func: Callable[..., Any]) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(torch.random.fork_rng(devices=_cuda_devices(modules)))
         for module in modules:
-            _set(undo, module, "training", False)
+            if module.training:
+                _set(undo, module, "training", False)
             for flag in _CHECKPOINTING:
                 if getattr(module, flag, False) is True:
                     _set(undo, module, flag, False)
