@@ -23,6 +23,7 @@ ONE = {  # figures of one panel
     "curves": lambda **where: viz.curves({"a": ([0, 1], RNG.random((5, 2)))}, **where),
     "critical_difference": lambda **where: viz.critical_difference(RANKING, **where),
     "chain_graph": lambda **where: viz.chain_graph(CHAIN, **where),
+    "relevance_layers": lambda **where: viz.relevance_layers({"a": {"block": [1.0, 2.0]}}, **where),
     "head_histogram": lambda **where: viz.head_histogram(np.eye(2), **where),
 }
 SEVERAL = {  # figures and the number of their panels

@@ -18,6 +18,7 @@ from xattn.viz.lambda2_heatmap import lambda2_heatmap as lambda2_heatmap
 from xattn.viz.layer_curves import layer_curves as layer_curves
 from xattn.viz.overlay import overlay as overlay
 from xattn.viz.prediction_layers import prediction_layers as prediction_layers
+from xattn.viz.relevance_layers import relevance_layers as relevance_layers
 from xattn.viz.tokenrank_layers import tokenrank_layers as tokenrank_layers
 from xattn.viz.tokens import token_grid as token_grid
 from xattn.viz.tokens import tokens as tokens
