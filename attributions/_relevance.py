@@ -150,7 +150,7 @@ class RelevanceAttribution(TransformerAttribution):
         with torch.autocast(forward.inputs.device.type, enabled=False):
             relevance = self._read(forward, recording, score)
         if self._is_noisy(recording):
-            rounded = recording.ledger.weights or recording.input.dtype
+            rounded = recording.ledger.weights or recording.computed_in
             advice = 'use precision="float64"'
             if recording.ledger.weights is not None:
                 advice = "load the model in float32, whose digits no precision brings back, or use AttnLRP"

@@ -89,7 +89,8 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
             additional_forward_args: Further positional arguments of the model (one, or a tuple); tensors whose first
                 dimension is the batch are cut along with it.
             resolution: "input" gives the inputs' shape, where a patch's value is spread over its pixels and channels
-                (so sums are not preserved); "patch" (B, h, w); "token" (B, N) in model order, dropped tokens 0.
+                (so sums are not preserved); "patch" (B, h, w), or (B, words) behind the class token; "token" (B, N) in
+                model order: special tokens have what the method gives them, 0 where it leaves them out.
             interpolation: How a patch's value is spread: "nearest" or "bilinear".
             internal_batch_size: Most samples per forward call; None takes all at once.
 

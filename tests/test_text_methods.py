@@ -16,6 +16,9 @@ PAIR = [
 ]
 ATTENTION = ("tokenrank", "n_bounce", "lambda2_rollout", "column_sum", "raw_attention", "attention_rollout")
 MUST_APPLY = (*ATTENTION, "dino_attention", "attention_gradcam", "gradient_rollout", "generic_attention", "random")
+LEAVES_OUT_CLS = {"tokenrank", "n_bounce", "column_sum", "dino_attention", "attention_gradcam", "token_gradcam",
+                  "prediction_map", "prediction_attention", "random"}  # fmt: skip
+STARTS_WITH_IDENTITY = {"generic_attention", "transinterp", "relevance_rollout"}
 # Mean share of the other words that lie below the deciding one: 0.5 by chance, 0.94 to 0.99 on 120 test sentences.
 FINDS_THE_WORD = {"tokenrank": 0.8, "n_bounce": 0.8, "raw_attention": 0.85, "generic_attention": 0.95}
 
@@ -55,6 +58,20 @@ def test_padded_batches(name, size, tiny):
             continue
         single = attribute(name, model, *model.preprocess(sentence), index + 1)
         torch.testing.assert_close(batch[index, :n], single[0], atol=1e-4 * float(single.abs().max()), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", methods)
+def test_special_tokens_have_what_the_method_gives_them_and_words_leave_them_out(name, tiny):
+    ids, mask = tiny.preprocess(PAIR[0])
+    relevance = attribute(name, tiny, ids, mask, 1)[0]
+    assert bool(relevance[0] == 0) == (name in LEAVES_OUT_CLS)
+    if name in STARTS_WITH_IDENTITY:
+        assert relevance[0] >= 1
+    words = tiny.words(PAIR[0])
+    assert (words.tokens[0], words.tokens[-1]) == ("[CLS]", "[SEP]")
+    changed = relevance.clone()
+    changed[[0, -1]] = 7.0
+    assert torch.equal(words.per_word(changed), words.per_word(relevance))
 
 
 @pytest.mark.parametrize("name", FINDS_THE_WORD)

@@ -116,6 +116,11 @@ class Recording:
         started = rules.start_value(score.detach())
         return Account(started, self.sum_per_sample(arrived).flatten(), dict(self.ledger.absorbed), layers)
 
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The type of the computation."""
+        return self.precision if self.input is None else self.input.dtype
+
     def sum_per_sample(self, tensor: Tensor) -> Tensor:
         """Sums over all but the batch dimension, kept for broadcasting.
 
