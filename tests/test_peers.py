@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from captum.attr import NoiseTunnel
+from captum.attr import InputXGradient, IntegratedGradients, NoiseTunnel, Saliency
 from captum.attr import visualization as captum_visualization
 from captum.metrics import infidelity, sensitivity_max
 from method_cases import case
+from run_models import tiny, values
 
+from xattn import explain
 from xattn.attributions import NBounceAttention, TokenRank
+from xattn.evaluation import benchmark, load_dataset, perturbation
 
 
 @pytest.fixture
@@ -70,3 +73,17 @@ def test_quantus_calls_the_method():
     scores = metric(model=this.model, x_batch=images, y_batch=labels, explain_func=explain_func, device="cpu")
     assert len(scores) == 2
     assert all(0 <= score <= 1 for score in scores)
+
+
+@pytest.mark.parametrize("method", [Saliency, InputXGradient, IntegratedGradients])
+def test_captums_own_methods_are_explained_and_judged_as_they_are(method, tmp_path):
+    model, scenes = tiny(), load_dataset("demo", n=2, seed=5)
+    images = torch.stack([sample.image for sample in scenes.samples(model)])
+    target = model(images).argmax(1)
+    expected = method(model).attribute(images.clone().requires_grad_(), target=target).sum(1).detach()
+    found = explain(model, images[:1], {"theirs": method(model)}, target=int(target[0]))
+    torch.testing.assert_close(found.maps["theirs"], expected[0], check_dtype=False, atol=1e-5, rtol=1e-4)
+    rows = benchmark(model, scenes, {"theirs": method(model), "ours": TokenRank}, ["perturbation"], tmp_path).rows
+    scores = values(rows, "theirs", "perturbation", "positive")
+    auc = perturbation(model, images, expected, target, order="positive").auc()
+    np.testing.assert_allclose(list(scores.values()), auc.numpy(), atol=1e-5)

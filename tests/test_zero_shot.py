@@ -41,6 +41,14 @@ class OpenClipLike(nn.Module):
         return image @ text.T * self.logit_scale.exp()
 
 
+def open_clip():
+    """A tiny model of open_clip itself, with random weights."""
+    library = pytest.importorskip("open_clip.model", reason="open_clip_torch is not installed (extra: clip)")
+    vision = library.CLIPVisionCfg(layers=2, width=tiny.WIDTH, head_width=12, patch_size=tiny.PATCH, image_size=32)
+    text = library.CLIPTextCfg(context_length=7, vocab_size=tiny.VOCABULARY, width=16, heads=2, layers=2)
+    return tiny.seeded(library.CLIP, 8, vision, text)
+
+
 def open_clip_like():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -97,6 +105,19 @@ def test_logits_are_those_of_open_clip():
     )
 
 
+def test_open_clip_itself():
+    clip, images = open_clip(), tiny.images()
+    model = ZeroShot(clip, IDS)
+    with torch.no_grad():
+        image, text, scale = clip(images, IDS)
+    torch.testing.assert_close(model(images), scale * image @ text.T)
+    named = ZeroShot(clip, WORDS, tokenizer=lambda texts: IDS[: len(texts)])  # as open_clip.get_tokenizer gives one
+    assert named.classes == tuple(WORDS)
+    with AttentionTap() as tap:
+        model(images)
+    assert [tuple(matrix.shape) for matrix in tap.maps] == [(2, 2, 17, 17)] * 2
+
+
 def test_only_the_image_tower_is_seen():
     model = ZeroShot(tiny.hf_clip(), IDS)
     with AttentionTap() as tap:
@@ -115,7 +136,8 @@ def test_texts_are_encoded_once():
     assert calls == [1]
 
 
-@pytest.mark.parametrize("build", [tiny.hf_clip, open_clip_like])
+@pytest.mark.filterwarnings("ignore::xattn.errors.PrecisionWarning")
+@pytest.mark.parametrize("build", [tiny.hf_clip, open_clip_like, open_clip])
 @pytest.mark.parametrize("method", methods)
 def test_every_method_explains_it(method, build):
     model = ZeroShot(build(), IDS).eval()
