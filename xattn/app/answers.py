@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import gradio as gr
+from torch import Tensor
 
 from xattn.app import drawing, figures, report
 from xattn.app.judge import ORDERS, MapCurve
@@ -24,13 +25,14 @@ class Answers:
         self._viewer = viewer
         self._parts = parts
 
-    def explained(self, seen: Seen) -> Update:
+    def explained(self, picture: Tensor, seen: Seen) -> Update:
         """Predictions and maps."""
         p, explanation = self._parts, seen.explanation
         with self._viewer.shelf.alone():
             figure = drawing.as_html(figures.maps_figure(explanation), f"Maps: {', '.join(explanation.maps)}")
         return {
             p.message: "",
+            p.picture: picture,
             p.seen: seen,
             p.curves: [],
             p.judged: "",
@@ -43,7 +45,7 @@ class Answers:
         """A walk: the token, one frame, the heads, and the first step; n None puts the slider to one bounce."""
         p, walk, found = self._parts, steps.walk, seen.walkable()
         layout, lambda2 = found.layout, found.lambda2
-        heads = int((lambda2[walk.layer] == lambda2[walk.layer]).sum())
+        heads = found.heads(walk.layer)
         with self._viewer.shelf.alone():
             first = figures.attention_figure(seen.image, steps.attention, walk, layout)
             update = {
@@ -70,27 +72,21 @@ class Answers:
         return {self._parts.frame: shown + f'<p class="caption">{html.escape(name)}</p>'}
 
     def no_walk(self, seen: Seen) -> Update:
-        """The reason why there are no walks and no prediction maps."""
+        """The reason why there are no walks."""
         p = self._parts
-        return {
-            p.steps: None,
-            p.tokens: None,
-            p.table: None,
-            p.attention: "",
-            p.frame: note(seen.refusal),
-            p.predictions: note(seen.refusal),
-        }
+        return {p.steps: None, p.tokens: None, p.table: None, p.attention: "", p.frame: note(seen.refusal)}
 
     def predictions(self, seen: Seen) -> Update:
         """Prediction maps of all layers, or why there are none."""
         try:
             maps = self._viewer.prediction_maps(seen)
         except UnsupportedModelError as error:
-            return {self._parts.predictions: note(str(error))}
+            return {self._parts.predicted: seen, self._parts.predictions: note(str(error))}
         name = seen.explanation.target_name
         with self._viewer.shelf.alone():
             figure = figures.prediction_figure(seen.image, maps, name)
-            return {self._parts.predictions: drawing.as_html(figure, f"Prediction maps of {name} per layer")}
+            shown = drawing.as_html(figure, f"Prediction maps of {name} per layer")
+        return {self._parts.predicted: seen, self._parts.predictions: shown}
 
     def judged(self, seen: Seen, curves: Sequence[MapCurve]) -> Update:
         """Curves so far, with what is still to come."""

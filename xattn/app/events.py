@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import gradio as gr
 from torch import Tensor
@@ -16,16 +16,21 @@ from xattn.app.examples import Example
 from xattn.app.judge import MapCurve
 from xattn.app.page import MEAN, Parts
 from xattn.app.viewer import Seen, Steps, Viewer
-from xattn.app.walk import Walk
 from xattn.errors import ArgumentError, XattnError
 from xattn.markov.chain import Direction
 
 _CLICK_FILE = "() => setTimeout(() => document.querySelector('#file').click(), 150)"
+Answer: TypeAlias = Callable[..., Iterator[Update]]
+
 _log = logging.getLogger("xattn.app")
 
 
 class Events:
-    """Ties clicks to answers. It keeps nothing about people: what they see travels in their own session."""
+    """Ties clicks to answers. It keeps nothing about people: what they see travels in their own session.
+
+    Whatever changes the picture, the class or the maps is one listener, whatever moves the walk another: a page runs a
+    listener once at a time and the last click wins, so answers cannot overtake each other.
+    """
 
     def __init__(self, viewer: Viewer, parts: Parts, examples: Sequence[Example], first: Example) -> None:
         self._viewer = viewer
@@ -37,49 +42,56 @@ class Events:
     def connect(self, blocks: gr.Blocks) -> None:
         """Ties every event to its answer."""
         p = self._parts
-        asked = [p.model, p.methods]
-        self._on(blocks.load, self._begin, asked, p.maps)
-        self._on(p.examples.select, self._example, asked, p.maps)
-        self._on(p.upload.upload, self._upload, [p.upload, *asked], p.maps)
-        self._on(p.upload.click, self._clear, [], p.message)
-        self._on(p.model.input, self._open, [p.picture, *asked], p.maps)
-        again = [p.target, p.seen, p.picture, *asked]
-        self._on(p.explain.click, self._again, again, p.maps)
-        self._on(p.target.input, self._again, again, p.maps)
-        walk = [p.seen, p.steps, p.bounces]
-        self._on(p.tokens.select, self._token, walk, p.frame)
-        self._on(p.from_class.click, self._from_class, walk, p.frame)
-        self._on(p.table.select, self._head, walk, p.frame)
-        for picker in (p.layer, p.head, p.direction):
-            self._on(picker.input, self._pick, [p.layer, p.head, p.direction, *walk], p.frame)
-        self._on(p.bounces.change, self._slide, walk, p.frame)
-        self._on(p.evaluate.click, self._evaluate, [p.seen], p.judged, trigger_mode="once")
+        judging = self._on([p.evaluate.click], self._evaluate, [p.seen], p.judging(), p.judged, trigger_mode="once")
+        explaining = [blocks.load, p.examples.select, p.upload.upload, p.model.input, p.target.input, p.explain.click]
+        asked = [p.upload, p.model, p.picture, p.seen, p.target, p.methods]
+        opened = self._on(explaining, self._explain, asked, p.explaining(), p.maps, cancels=[judging])
+        walked = opened.then(**self._call(self._follow, [p.seen, p.steps], p.walking(), p.frame))
+        walked.then(**self._call(self._predict, [p.seen, p.predicted], p.predicting(), p.predictions))
+        walking = [p.tokens.select, p.from_class.click, p.table.select, p.layer.input, p.head.input, p.direction.input]
+        where = [p.layer, p.head, p.direction, p.bounces, p.seen, p.steps]
+        self._on(walking, self._walk, where, p.walking(), p.frame)
+        self._on([p.bounces.change], self._slide, [p.bounces, p.seen, p.steps], [p.message, p.frame], p.frame)
+        self._on([p.upload.click], self._clear, [], [p.message], p.message)
         for kind, button in p.saves.items():
-            saved = self._on(button.click, partial(self._save, kind), [p.seen, p.steps, p.curves], p.message)
+            save = partial(self._save, kind)
+            kept = [p.seen, p.steps, p.curves]
+            saved = self._on([button.click], save, kept, [p.message, p.file], p.message)
             saved.then(None, js=_CLICK_FILE)
 
     def _on(
         self,
-        event: Any,  # noqa: ANN401
-        answer: Callable[..., Iterator[Update]],
+        triggers: list[Any],
+        answer: Answer,
         inputs: list[Any],
-        busy: Any,  # noqa: ANN401
+        outputs: list[Any],
+        busy: gr.HTML,
         **more: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Ties one event to its answer; `busy` shows that something is being computed."""
-        options = {"show_progress": "minimal", "show_progress_on": busy, "trigger_mode": "always_last", **more}
-        return event(self._guarded(answer), inputs, self._parts.all(), api_visibility="private", **options)
+        """Ties events to one answer; `busy` shows that something is being computed."""
+        return gr.on(triggers, **self._call(answer, inputs, outputs, busy), **{"trigger_mode": "always_last", **more})
 
-    def _guarded(self, answer: Callable[..., Iterator[Update]]) -> Callable[..., Iterator[Update]]:
+    def _call(self, answer: Answer, inputs: list[Any], outputs: list[Any], busy: gr.HTML) -> dict[str, Any]:
+        return {
+            "fn": self._guarded(answer),
+            "inputs": inputs,
+            "outputs": outputs,
+            "show_progress": "minimal",
+            "show_progress_on": busy,
+            "api_visibility": "private",
+        }
+
+    def _guarded(self, answer: Answer) -> Answer:
         """What goes wrong becomes a message on the page."""
 
         @wraps(answer)
         def guarded(*args: Any) -> Iterator[Update]:  # noqa: ANN401
-            shown: Update = {}  # all so far, again each time: pages drop what a quick second update leaves out
             try:
+                update = None
                 for update in answer(*args):
-                    shown |= update
-                    yield shown
+                    yield update
+                if update is None:
+                    yield {self._parts.message: gr.skip()}  # an answer without any update would empty the page
             except XattnError as error:
                 yield {self._parts.message: problem(str(error))}
             except Exception as error:  # noqa: BLE001  # the page has to say something, whatever it is
@@ -88,96 +100,96 @@ class Events:
 
         return guarded
 
-    def _begin(self, model: str, methods: list[str]) -> Iterator[Update]:
-        yield from self._open(self._first.picture, model, methods)
+    def _explain(
+        self,
+        path: str | None,
+        model: str,
+        picture: Tensor | None,
+        seen: Seen | None,
+        target: Target,
+        methods: list[str],
+        event: gr.EventData,
+    ) -> Iterator[Update]:
+        """Another picture, model or class, or other methods; a class is kept with its picture and model alone."""
+        p = self._parts
+        if event.target is p.examples:
+            picture = self._examples[event.index].picture
+        elif event.target is p.upload:
+            picture = self._viewer.upload(path or "")
+        elif picture is None:
+            picture = self._first.picture
+        kept = event.target in (p.target, p.explain) and seen is not None and seen.model == model and target != ""
+        yield self._answers.explained(picture, self._viewer.explain(model, picture, methods, target if kept else None))
 
-    def _example(self, model: str, methods: list[str], event: gr.SelectData) -> Iterator[Update]:
-        yield from self._open(self._examples[event.index].picture, model, methods)
+    def _follow(self, seen: Seen | None, steps: Steps | None) -> Iterator[Update]:
+        """The walk of a new picture; that of an old one stays."""
+        if seen is None or (steps is not None and steps.fits(seen)):
+            return
+        if seen.survey is None:
+            yield self._answers.no_walk(seen)
+        else:
+            yield self._answers.walked(seen, self._viewer.step(seen, seen.first_walk()), None)
 
-    def _upload(self, path: str, model: str, methods: list[str]) -> Iterator[Update]:
-        yield from self._open(self._viewer.upload(path), model, methods)
+    def _predict(self, seen: Seen | None, predicted: Seen | None) -> Iterator[Update]:
+        """Prediction maps, unless they are there."""
+        if seen is not None and seen is not predicted:
+            yield self._answers.predictions(seen)
+
+    def _walk(
+        self,
+        layer: int,
+        head: int | str,
+        direction: Direction,
+        n: int,
+        seen: Seen | None,
+        steps: Steps | None,
+        event: gr.EventData,
+    ) -> Iterator[Update]:
+        """Another start, layer, head or direction."""
+        seen, p = _present(seen), self._parts
+        found = seen.walkable()
+        walk = steps.walk if steps is not None and steps.fits(seen) else seen.first_walk()
+        if event.target is p.tokens:
+            x, y = event.index
+            start = drawing.token_clicked(x, y, drawing.shown_size(seen.image), found.layout)
+            walk = replace(walk, start=start)
+        elif event.target is p.from_class:
+            walk = replace(walk, start=None)
+        elif event.target is p.table:
+            x, y = event.index
+            layers, heads = found.lambda2.shape
+            cell = drawing.head_clicked(x, y, (layers, heads))
+            if cell is None:
+                return
+            walk = replace(walk, layer=cell[0], head=cell[1])
+        else:
+            heads = found.heads(int(layer))
+            one = None if head == MEAN or int(head) >= heads else int(head)
+            walk = replace(walk, layer=int(layer), head=one, direction=direction)
+        yield self._answers.walked(seen, self._viewer.step(seen, walk), n)
+
+    def _slide(self, n: int, seen: Seen | None, steps: Steps | None) -> Iterator[Update]:
+        if seen is not None and steps is not None and steps.fits(seen):
+            yield self._answers.frame(seen, steps, n)
 
     def _clear(self) -> Iterator[Update]:
         """What was said of the last upload goes; of a file that is too large, gradio itself speaks."""
         yield {self._parts.message: ""}
 
-    def _open(self, picture: Tensor | None, model: str, methods: list[str]) -> Iterator[Update]:
-        """A new picture or model: everything is computed, and shown as it comes."""
-        seen = self._viewer.explain(model, picture, methods)
-        yield {self._parts.picture: picture, **self._answers.explained(seen)}
-        if seen.survey is None:
-            yield self._answers.no_walk(seen)
-            return
-        last = len(seen.survey.lambda2) - 1
-        yield self._answers.walked(seen, self._viewer.step(seen, Walk(layer=last)), None)
-        yield self._answers.predictions(seen)
-
-    def _again(
-        self, target: Target, seen: Seen | None, picture: Tensor | None, model: str, methods: list[str]
-    ) -> Iterator[Update]:
-        """Another class or other methods for the same picture; walks do not depend on either."""
-        if seen is None or seen.model != model:
-            yield from self._open(picture, model, methods)
-            return
-        seen = self._viewer.explain(model, picture, methods, None if target in (None, "") else target)
-        yield self._answers.explained(seen)
-        if seen.survey is not None:
-            yield self._answers.predictions(seen)
-
-    def _token(self, seen: Seen | None, steps: Steps | None, n: int, event: gr.SelectData) -> Iterator[Update]:
-        seen, steps = _present(seen, steps)
-        layout = seen.walkable().layout
-        x, y = event.index
-        token = drawing.token_clicked(x, y, drawing.shown_size(seen.image), layout)
-        yield self._step(seen, replace(steps.walk, start=token), n)
-
-    def _from_class(self, seen: Seen | None, steps: Steps | None, n: int) -> Iterator[Update]:
-        seen, steps = _present(seen, steps)
-        yield self._step(seen, replace(steps.walk, start=None), n)
-
-    def _head(self, seen: Seen | None, steps: Steps | None, n: int, event: gr.SelectData) -> Iterator[Update]:
-        seen, steps = _present(seen, steps)
-        layers, heads = seen.walkable().lambda2.shape
-        x, y = event.index
-        cell = drawing.head_clicked(x, y, (layers, heads))
-        if cell is not None:
-            yield self._step(seen, replace(steps.walk, layer=cell[0], head=cell[1]), n)
-
-    def _pick(
-        self,
-        layer: int,
-        head: int | str,
-        direction: Direction,
-        seen: Seen | None,
-        steps: Steps | None,
-        n: int,
-    ) -> Iterator[Update]:
-        seen, steps = _present(seen, steps)
-        chosen = None if isinstance(head, str) and head == MEAN else int(head)
-        yield self._step(seen, replace(steps.walk, layer=int(layer), head=chosen, direction=direction), n)
-
-    def _step(self, seen: Seen, walk: Walk, n: int) -> Update:
-        return self._answers.walked(seen, self._viewer.step(seen, walk), n)
-
-    def _slide(self, seen: Seen | None, steps: Steps | None, n: int) -> Iterator[Update]:
-        if seen is not None and steps is not None:
-            yield self._answers.frame(seen, steps, n)
-
     def _evaluate(self, seen: Seen | None) -> Iterator[Update]:
-        if seen is None:
-            raise ArgumentError("picture: choose one first.")
+        seen = _present(seen)
         yield self._answers.judged(seen, [])
         for curves in self._viewer.curves(seen):
             yield self._answers.judged(seen, curves)
 
     def _save(self, kind: str, seen: Seen | None, steps: Steps | None, curves: list[MapCurve]) -> Iterator[Update]:
-        if seen is None:
-            raise ArgumentError("picture: choose one first.")
+        seen = _present(seen)
+        steps = steps if steps is not None and steps.fits(seen) else None
         path = self._viewer.save(seen, steps, curves, kind)
         yield {self._parts.file: gr.DownloadButton(value=str(path)), self._parts.message: ""}
 
 
-def _present(seen: Seen | None, steps: Steps | None) -> tuple[Seen, Steps]:
-    if seen is None or steps is None:
+def _present(seen: Seen | None) -> Seen:
+    if seen is None:
         raise ArgumentError("picture: choose one first.")
-    return seen, steps
+    return seen

@@ -1,7 +1,7 @@
 """The page: which parts there are, and where they stand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -34,6 +34,7 @@ img.figure { max-width: 100%; height: auto; display: block; margin: 0 auto; back
   padding-top: 1.2em; }
 .says i { display: block; height: .7em; border-radius: 3px; background: #7b3fb5; min-width: 1px; }
 .says b { text-align: right; font-variant-numeric: tabular-nums; }
+#bounces input[type="number"], #bounces button { display: none; }  /* emptied, it would send nothing */
 progress { width: 100%; }
 #examples .grid-wrap { height: auto; min-height: 0; max-height: none; overflow: hidden; }
 #examples .grid-container { grid-template-columns: repeat(3, minmax(0, 1fr)); padding-top: 24px; }
@@ -66,11 +67,12 @@ scale for all layers.
 
 @dataclass(frozen=True)
 class Parts:
-    """Components of the page, by what they are for, and the four things that a person's session keeps."""
+    """Components of the page, by what they are for, and what a person's session keeps."""
 
     picture: gr.State
     seen: gr.State
     steps: gr.State
+    predicted: gr.State
     curves: gr.State
     model: gr.Dropdown
     upload: gr.UploadButton
@@ -96,10 +98,23 @@ class Parts:
     attention: gr.HTML
     predictions: gr.HTML
 
-    def all(self) -> list[gr.components.Component]:
-        """Every component."""
-        found = [getattr(self, part.name) for part in fields(self) if part.name != "saves"]
-        return [*found, *self.saves.values()]
+    def explaining(self) -> list[Any]:
+        """What changes with the picture, the class or the methods."""
+        kept = [self.picture, self.seen, self.curves]
+        return [*kept, self.message, self.says, self.target, self.maps, self.judged]
+
+    def walking(self) -> list[Any]:
+        """What changes with the walk; the message is for refusals."""
+        picked = [self.layer, self.head, self.direction, self.bounces]
+        return [self.steps, self.message, self.tokens, self.table, *picked, self.frame, self.attention]
+
+    def predicting(self) -> list[Any]:
+        """What changes with the prediction maps."""
+        return [self.predicted, self.message, self.predictions]
+
+    def judging(self) -> list[Any]:
+        """What changes with each curve."""
+        return [self.curves, self.message, self.judged]
 
 
 def lay_out(models: Sequence[str], chosen: str, examples: Sequence[Example], most_mb: float) -> Parts:
@@ -111,7 +126,8 @@ def lay_out(models: Sequence[str], chosen: str, examples: Sequence[Example], mos
         examples: Pictures offered.
         most_mb: Size of the largest upload, for the label.
     """
-    parts: dict[str, Any] = {"picture": gr.State(), "seen": gr.State(), "steps": gr.State(), "curves": gr.State([])}
+    parts: dict[str, Any] = {name: gr.State() for name in ("picture", "seen", "steps", "predicted")}
+    parts["curves"] = gr.State([])
     gr.Markdown(_TITLE)
     with gr.Row():
         with gr.Column(scale=1, min_width=320):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from xattn._subject import Target
@@ -68,6 +69,10 @@ class Seen:
             raise UnsupportedModelError(self.refusal)
         return self.survey
 
+    def first_walk(self) -> Walk:
+        """The last layer, from where the answer is read."""
+        return Walk(layer=len(self.walkable().lambda2) - 1)
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -77,11 +82,17 @@ class Steps:
         walk: Where it started and what it followed.
         film: (BOUNCES + 2, h, w), see `xattn.app.walk.film`.
         attention: (N,), its first step over all tokens.
+        seen: The picture that it was taken on.
     """
 
     walk: Walk
     film: Tensor
     attention: Tensor
+    seen: Seen
+
+    def fits(self, seen: Seen) -> bool:
+        """Whether it was taken on that picture, by the same model; its class does not matter."""
+        return self.seen.model == seen.model and torch.equal(self.seen.explanation.input, seen.explanation.input)
 
 
 class Viewer:
@@ -127,7 +138,8 @@ class Viewer:
         layout = seen.walkable().layout
         with self.shelf.use(seen.model) as model:
             inputs = seen.inputs(model)
-            return Steps(taken, walk.film(model, inputs, taken, layout), walk.attention(model, inputs, taken, layout))
+            film = walk.film(model, inputs, taken, layout)
+            return Steps(taken, film, walk.attention(model, inputs, taken, layout), seen)
 
     def prediction_maps(self, seen: Seen) -> dict[str, Tensor]:
         """Prediction map of the explained class after each layer."""

@@ -32,6 +32,10 @@ class Survey:
     layout: TokenLayout
     lambda2: Tensor
 
+    def heads(self, layer: int) -> int:
+        """Number of heads of a layer."""
+        return int((~self.lambda2[layer].isnan()).sum())
+
 
 @dataclass(frozen=True)
 class Walk:
