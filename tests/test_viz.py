@@ -24,7 +24,8 @@ def colours(figure):
 def texts(figure):
     figure.draw_without_rendering()
     found = [t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax.yaxis.label)]
-    return [t for t in (*found, figure.get_suptitle(), figure.get_supxlabel()) if t]
+    found += [figure.get_suptitle(), figure.get_supxlabel()]
+    return [t.replace("\n", ", ") for t in found if t]
 
 
 def bars(figure):
@@ -154,6 +155,13 @@ def test_a_shared_scale_is_shared_and_said():
     norms = [ax.images[1].norm for ax in mixed.axes if len(ax.images) == 2]
     assert all(n.vmin == -n.vmax for n in norms)
     assert norms[0].vmax == norms[1].vmax == pytest.approx(float(SIGNED.abs().max()))
+
+
+@pytest.mark.parametrize("other", [torch.full((3, 4), float("nan")), torch.full((3, 4), 0.005)])
+def test_a_shared_scale_is_that_of_the_values(other):
+    figure = viz.comparison(IMAGE, {"map": UNSIGNED, "other": other}, scale="shared")
+    norm = figure.axes[1].images[1].norm
+    assert (norm.vmin, norm.vmax) == (float(UNSIGNED.min()), float(UNSIGNED.max()))
 
 
 def test_grid_has_a_row_per_image_and_labels_gaps():

@@ -59,6 +59,13 @@ def test_undefined_and_constant_maps_are_said():
     assert [t.get_text() for ax in figure.axes for t in ax.texts] == ["constant map: 0.1", "1 NaN"]
 
 
+def test_the_bar_has_its_ends_whichever_map_is_undefined():
+    figure = viz.prediction_layers(IMAGE, {"gone": CAT * np.nan, "dog": DOG})
+    figure.draw_without_rendering()
+    (bar,) = [ax for ax in figure.axes if ax.get_label() == "<colorbar>"]
+    assert [t.get_text() for t in bar.get_yticklabels()] == [f"{DOG.min():.3g}", f"{DOG.max():.3g}"]
+
+
 def test_statistics_are_means_over_samples_by_layer():
     model, x = tiny.timm_vit(depth=3), tiny.images(4)
     statistics = layer_statistics(model, x)

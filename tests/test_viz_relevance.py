@@ -31,6 +31,11 @@ def test_accounts_of_several_methods_and_layers_that_one_lacks():
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["attnlrp", "other"]
 
 
+def test_zeros_are_not_left_out_in_silence():
+    (ax,) = viz.relevance_layers({"a": {"block": [0.0, 0.0]}}).axes
+    assert ax.get_legend().get_texts()[0].get_text() == "a (nothing above zero)"
+
+
 @pytest.mark.parametrize(
     ("accounts", "message"),
     [

@@ -49,7 +49,8 @@ def heatmap(ax: "Axes", table: Array, norm: Normalize, *, label: str, form: str,
             light = np.isfinite(value) and np.dot(cmap(norm(value))[:3], (0.299, 0.587, 0.114)) > 0.5
             ink = "black" if light or not np.isfinite(value) else "white"
             text = form.format(value) if np.isfinite(value) else "NaN"
-            ax.text(head, layer, text, ha="center", va="center", fontsize=8, color=ink)
+            box = None if np.isfinite(value) else {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            ax.text(head, layer, text, ha="center", va="center", fontsize=8, color=ink, bbox=box)
     bar = figure_of(ax).colorbar(ax.images[0], ax=ax, label=label, fraction=0.05, pad=0.02)
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(labelsize=8, length=2)

@@ -69,6 +69,11 @@ def canvas(
     return figure, drawn[:panels]
 
 
+def rows_of(panels: int, one_row: int) -> int:
+    """Panels in a row: all up to `one_row`, else 5 to 7, whichever leaves the fewest gaps."""
+    return panels if panels <= one_row else min((5, 6, 7), key=lambda width: -panels % width)
+
+
 def single(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
     """The given axes, or those of a new figure of that size in inches."""
     return ax or Figure(figsize=size, layout="constrained").add_subplot()
@@ -89,7 +94,9 @@ def frame(ax: "Axes", title: str | None, note: str) -> None:
         ax.set_title(title, fontsize=11)
     if note:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
-        ax.text(0.5, 0.03, note, ha="center", va="bottom", fontsize=9, transform=ax.transAxes, bbox=box)
+        ax.text(
+            0.5, 0.03, note.replace(", ", "\n"), ha="center", va="bottom", fontsize=9, transform=ax.transAxes, bbox=box
+        )
 
 
 def hatch(ax: "Axes", where: npt.NDArray[np.bool_], height: float, width: float) -> None:

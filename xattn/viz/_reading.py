@@ -89,12 +89,9 @@ def shared_limits(
         raise ArgumentError(f'scale: expected "each" or "shared", got {scale!r}')
     if scale == "each":
         return None, None
-    readings = [read(relevance, normalize=normalize) for relevance in maps]
-    low = min(float(reading.norm.vmin or 0.0) for reading in readings)
-    high = max(float(reading.norm.vmax or 0.0) for reading in readings)
-    if any(reading.signed for reading in readings):
-        return (-max(-low, high), max(-low, high)), True
-    return (low, high), False
+    values = [read(relevance, normalize=normalize).values.ravel() for relevance in maps]
+    everything = read(np.concatenate(values)[None])
+    return (float(everything.norm.vmin or 0.0), float(everything.norm.vmax or 0.0)), everything.signed
 
 
 def _note(values: Array, finite: int, low: float, high: float, flat: bool) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from xattn.errors import ArgumentError
-from xattn.viz._panels import canvas, show_picture
+from xattn.viz._panels import canvas, rows_of, show_picture
 from xattn.viz._reading import CAPTIONS, Array, Scale, Scaling, as_array, shared_limits
 from xattn.viz.overlay import overlay
 
@@ -45,7 +45,7 @@ def bounce_film(
         limit: (h, w), the walk's limit, as `TokenRank.attribute` gives it.
         steps: Which n are shown; None takes all of a short film, else 0, 1, 2, 4, 8, ... and N.
         title: Written above the figure.
-        columns: Most panels in a row; None takes up to 8.
+        columns: Most panels in a row; None takes one row of up to 8, else as in `comparison`.
         normalize: As in `overlay`.
         scale: As in `comparison`.
         smooth: As in `overlay`.
@@ -68,7 +68,7 @@ def bounce_film(
         maps["limit\nTokenRank"] = last
     limits, signed = shared_limits(maps.values(), scale, normalize)
     count = len(maps) + 1
-    columns = min(columns or 8, count)
+    columns = min(columns or rows_of(count, 8), count)
     figure, panels = canvas(count, columns, axes, title=title, caption=CAPTIONS[scale], cell=_CELL)
     show_picture(panels[0], image, "image")
     for ax, (name, frame) in zip(panels[1:], maps.items(), strict=True):

@@ -23,6 +23,7 @@ _BEND = 0.18  # of an arrow, so that both directions are seen
 _WRITTEN = 20  # arrows that bear their probability without being asked
 _ROOM = 0.12  # radius of a disc that holds its name
 _LEAST = 0.2  # radius of a state without mass, as a share of the largest
+_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 _HALO: dict[str, Any] = {"path_effects": [withStroke(linewidth=2.5, foreground="white")]}
 
 
@@ -192,11 +193,11 @@ def _unit(angle: float) -> npt.NDArray[np.float64]:
 
 
 def _write(ax: "Axes", x: float, y: float, probability: float) -> None:
-    ax.text(x, y, f"{probability:.2g}", ha="center", va="center", fontsize=8, zorder=4, **_HALO)
+    ax.text(x, y, f"{probability:.2g}", ha="center", va="center", fontsize=8, zorder=4, bbox=_PAPER)
 
 
 def _frame(ax: "Axes", places: Array, radius: float, title: str | None, threshold: float, left_out: int) -> None:
-    room = radius * 1.6 + 0.3
+    room = radius * 1.6 + 0.3 if radius > _ROOM else radius + 0.75  # loops, or loops and names
     (left, bottom), (right, top) = places.min(0) - room, places.max(0) + room
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.set_xticks([])

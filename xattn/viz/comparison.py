@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from xattn.errors import ArgumentError
-from xattn.viz._panels import canvas, show_picture
+from xattn.viz._panels import canvas, rows_of, show_picture
 from xattn.viz._reading import CAPTIONS, Scale, Scaling, shared_limits
 from xattn.viz.overlay import overlay
 
@@ -44,7 +44,7 @@ def comparison(
         raise ArgumentError(f"columns: expected a positive integer, got {columns}")
     limits, signed = shared_limits(maps.values(), scale, normalize)
     count = len(maps) + 1
-    columns = min(columns or min((5, 6, 7), key=lambda width: -count % width), count)
+    columns = min(columns or rows_of(count, 5), count)
     figure, panels = canvas(count, columns, axes, title=title, caption=CAPTIONS[scale])
     show_picture(panels[0], image, "image")
     for ax, (name, relevance) in zip(panels[1:], maps.items(), strict=True):

@@ -59,6 +59,6 @@ def layer_curves(
         ax.set_title(str(ax.lines[-1].get_label()), fontsize=11)
         ax.set_xlabel("layer")
         ax.set_ylabel(_UNITS.get(name, ""), fontsize=9)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.spines[["top", "right"]].set_visible(False)
     return figure

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
@@ -85,7 +86,8 @@ def _draw(
                 limits=limits, smooth=smooth, colorbar=limits is None,
             )  # fmt: skip
     if limits is not None:
-        reading = read(rows[0][1][0], signed=signed)
+        readings = [read(layer, signed=signed) for _, maps in rows for layer in maps]
+        reading = max(readings, key=lambda reading: np.isfinite(reading.values).any())  # its ends are written
         draw_colorbar(panels, Normalize(*limits), reading, orientation="vertical", fraction=0.02, pad=0.01)
 
 

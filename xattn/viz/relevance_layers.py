@@ -42,7 +42,8 @@ def relevance_layers(accounts: Mapping[str, object], *, ax: "Axes | None" = None
         look = style(place)
         low, middle, high = (np.array([_of(own.get(layer), q) for layer in layers]) for q in (0.0, 0.5, 1.0))
         ax.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        ax.plot(places, middle, label=name, marker="o", markersize=4, **look)
+        label = name if np.isfinite(middle).any() else f"{name} (nothing above zero)"
+        ax.plot(places, middle, label=label, marker="o", markersize=4, **look)
     ax.set_yscale("log")
     ax.set_xticks(places, [layer or "(model)" for layer in layers], rotation=45, ha="right", fontsize=8)
     ax.set_ylabel("largest absolute relevance")

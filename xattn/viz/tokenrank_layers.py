@@ -69,6 +69,8 @@ def tokenrank_layers(
             image, relevance, ax=ax, normalize=normalize, signed=signed, limits=limits, smooth=smooth, colorbar=False
         )
         frame(ax, f"head {i}" if i < heads else None, "")
+        for note in ax.texts:
+            note.set_fontsize(6)
         if i % heads == 0:
             ax.set_ylabel(f"layer {i // heads}")
     return figure
