@@ -251,6 +251,13 @@ def test_frozen_models_and_callers_without_gradients(method):
 
 
 @every_method
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_finite_at_every_input_scale(method, scale):
+    relevance = explain(method, "cls", inputs=scale * case("cls").inputs)
+    assert relevance.isfinite().all()
+
+
+@every_method
 def test_two_calls_agree_and_two_models_do_not_mix(method):
     first, second = LAYOUTS["cls"](), LAYOUTS["registers, 2x8"]()
     explainer = methods[method](first.model)

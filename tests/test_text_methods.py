@@ -4,7 +4,9 @@ from inspect import signature
 
 import pytest
 import torch
+from family_models import hf_distilbert
 from text_models import real_text_model, tiny_text_model
+from tiny_models import words
 
 from xattn.attributions import methods
 from xattn.errors import UnsupportedModelError
@@ -67,11 +69,24 @@ def test_special_tokens_have_what_the_method_gives_them_and_words_leave_them_out
     assert bool(relevance[0] == 0) == (name in LEAVES_OUT_CLS)
     if name in STARTS_WITH_IDENTITY:
         assert relevance[0] >= 1
-    words = tiny.words(PAIR[0])
-    assert (words.tokens[0], words.tokens[-1]) == ("[CLS]", "[SEP]")
+    sentence = tiny.words(PAIR[0])
+    assert (sentence.tokens[0], sentence.tokens[-1]) == ("[CLS]", "[SEP]")
     changed = relevance.clone()
     changed[[0, -1]] = 7.0
-    assert torch.equal(words.per_word(changed), words.per_word(relevance))
+    assert torch.equal(sentence.per_word(changed), sentence.per_word(relevance))
+
+
+@pytest.mark.parametrize("name", methods)
+def test_distilbert(name):
+    model, ids = hf_distilbert(), words(2, 7)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+    relevance = attribute(name, model, ids, mask, 1)
+    assert relevance.isfinite().all()
+    assert (relevance[1, 4:] == 0).all()
+    assert (relevance.abs().sum(1) > 0).all()
+    if name != "random":  # its noise is a function of the ids, padding included
+        alone = attribute(name, model, ids[1:, :4], mask[1:, :4], 1)
+        torch.testing.assert_close(relevance[1:, :4], alone, atol=1e-5 * float(alone.abs().max()), rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", FINDS_THE_WORD)
