@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from xattn import markov
 from xattn.attributions import methods
 from xattn.cli import app
 
@@ -89,9 +90,12 @@ def test_links_and_pictures_exist(page):
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
     pytest.importorskip("material", reason="the documentation needs pip install 'xattn[docs]'")
     pytest.importorskip("mkdocstrings_handlers.python", reason="the documentation needs pip install 'xattn[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
     pages = [page.read_text() for page in tmp_path.glob("**/*.html")]
     assert len(pages) > len(methods)
+    reference = (tmp_path / "api" / "markov.html").read_text()
+    assert [name for name in markov.__all__ if f"xattn.markov.{name}" not in reference] == []
     fetched = re.compile(r"<(?:script|img|iframe)[^>]+src=[\"']?https?:|<link[^>]+href=[\"']?https?:[^>]+stylesheet")
     assert [match for page in pages for match in fetched.findall(page)] == []
