@@ -87,6 +87,14 @@ _TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": MAX_WORDS, "pad_to
 _IDS = {"bos_token_id": 1, "eos_token_id": 2}
 
 
+def open_clip_vit() -> nn.Module:
+    """open_clip's image tower: torch's multi-head attention in residual blocks."""
+    from open_clip.transformer import VisionTransformer
+
+    sizes = {"image_size": 32, "patch_size": 8, "width": 24, "layers": DEPTH, "heads": 2, "output_dim": 5}
+    return seeded(VisionTransformer, **sizes, mlp_ratio=2.0)
+
+
 def hf_siglip() -> nn.Module:
     """SigLIP with both towers."""
     from transformers import SiglipConfig, SiglipModel

@@ -157,6 +157,7 @@ HF_EAGER = {
 def test_maps_equal_those_that_transformers_returns(name, implementation):
     build, attentions = HF_EAGER[name]
     reference, model = build("eager"), build(implementation)
+    model.load_state_dict(reference.state_dict())
     with torch.no_grad():
         expected = attentions(reference, output_attentions=True)
         before = model.config._attn_implementation
