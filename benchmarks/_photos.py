@@ -1,4 +1,4 @@
-"""Photographs, and the attention that the backbone of `photos` pays to them."""
+"""Photographs, and the attention that a model pays to them."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.functional import center_crop, resize, to_tensor
 
 from xattn import AttentionTap
@@ -27,12 +27,16 @@ def photographs(count: int) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in pictures[:count]]
 
 
-def attention(images: Sequence[Image.Image], size: int) -> list[Tensor]:
-    """(images, heads, N, N) of each layer of the whole backbone, on square crops of `size` pixels."""
-    backbone = photos.backbone()
-    backbone.set_input_size(img_size=size)
+def attention(model: nn.Module, images: Sequence[Image.Image], size: int) -> list[Tensor]:
+    """(images, heads, N, N) of each layer of `photos` or its backbone, on square crops of `size` pixels."""
+    model.set_input_size(img_size=size)
+    with torch.no_grad(), AttentionTap() as tap:
+        model(prepared(images, size))
+    return [record.attention for record in tap.records]
+
+
+def prepared(images: Sequence[Image.Image], size: int) -> Tensor:
+    """(images, 3, size, size): the middle squares, normalised as for `photos`."""
     squares = [resize(center_crop(to_tensor(image), min(image.size)), [size, size], antialias=True) for image in images]
     mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (photos.TRANSFORM.mean, photos.TRANSFORM.std))
-    with torch.no_grad(), AttentionTap() as tap:
-        backbone((torch.stack(squares) - mean) / deviation)
-    return [record.attention for record in tap.records]
+    return (torch.stack(squares) - mean) / deviation

@@ -18,6 +18,7 @@ from benchmarks._photos import attention, photographs
 from benchmarks._rows import Row, seconds
 from xattn.errors import WeightsError
 from xattn.markov import second_eigenvalue
+from xattn.models import photos
 
 THREADS, REPEATS = (1, 2), 5
 DENSE = "torch.linalg.eigvals"
@@ -26,7 +27,7 @@ DENSE = "torch.linalg.eigvals"
 def photo_heads(states: int, count: int) -> Tensor:
     """(count, states, states), spread evenly over the layers and heads of as many photographs as it takes."""
     side = math.isqrt(states - 1)
-    heads = torch.stack(attention(photographs(max(1, count // 72)), 14 * side)).flatten(0, 2)
+    heads = torch.stack(attention(photos.backbone(), photographs(max(1, count // 72)), 14 * side)).flatten(0, 2)
     return heads[torch.linspace(0, len(heads) - 1, count).round().long()]
 
 
