@@ -19,6 +19,7 @@ from xattn.evaluation.sanity import (
     sensitivity_max,
 )
 from xattn.evaluation.segmentation import segmentation_scores, segmentation_totals
+from xattn.evaluation.text import comprehensiveness, rationale_hit, sufficiency, token_removal, word_groups
 
 if TYPE_CHECKING:
     from xattn.evaluation import stats as stats
@@ -48,6 +49,7 @@ __all__ = [
     "benchmark",
     "class_discrimination",
     "complexity",
+    "comprehensiveness",
     "control_maps",
     "deletion",
     "infidelity",
@@ -63,6 +65,7 @@ __all__ = [
     "quantus_metric",
     "random_logit",
     "rank_correlation",
+    "rationale_hit",
     "relevance_mass",
     "relevance_rank",
     "road",
@@ -71,7 +74,10 @@ __all__ = [
     "sensitivity_max",
     "sparseness",
     "stats",
+    "sufficiency",
     "token_masking",
+    "token_removal",
+    "word_groups",
 ]
 
 

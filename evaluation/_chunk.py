@@ -2,23 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from xattn._state import undisturbed
 from xattn.attributions import TransformerAttribution
-from xattn.errors import ArgumentError
+from xattn.evaluation._labels import Explained, sample_labels
 from xattn.evaluation._scores import clean_logits
+from xattn.evaluation._text_chunk import TextChunk, make_text_chunk
 from xattn.evaluation._tokens import find_grid
 from xattn.evaluation.datasets import Sample
+from xattn.models.text_model import TextModel
 
 if TYPE_CHECKING:
     from xattn.layout import TokenLayout
     from xattn.models.model import Model
 
-Explained: TypeAlias = Literal["predicted", "label"]
+_SHOWN = 56  # pixels of an illustration's longer side
 
 
 class Shared:
@@ -63,8 +65,8 @@ class Chunk:
         mean: Of the normalisation.
         std: Of the normalisation.
         batch_size: Largest number of rows of one forward call.
-        seed: Of everything random.
         layout: Roles of the tokens where the model states them.
+        seed: Of everything random.
         method: The method whose relevance is judged.
     """
 
@@ -77,8 +79,8 @@ class Chunk:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     batch_size: int
-    seed: int
     layout: "TokenLayout | None" = None
+    seed: int = 0
     method: Any = None
     _grids: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict)
 
@@ -102,6 +104,11 @@ class Chunk:
         """
         return sample_labels(self.samples, self.clean, wanted_by)
 
+    def shown(self, relevance: Tensor, count: int) -> dict[int, Any]:
+        """Index to map, as lists and small, of the data set's first `count` samples, for illustration."""
+        pairs = zip(self.samples, relevance, strict=True)
+        return {sample.index: small(one) for sample, one in pairs if sample.index < count}
+
     def attribute(self, target: Tensor) -> Tensor:
         """(B, h, w) relevance of patches for these classes; (B, H, W) from a pixel method of another library."""
         if isinstance(self.method, TransformerAttribution):
@@ -114,12 +121,19 @@ class Chunk:
         return torch.cat(pixels)
 
 
-def make_chunk(model: "Model", samples: Sequence[Sample], *, explained: Explained, batch_size: int, seed: int) -> Chunk:
+AnyChunk: TypeAlias = Chunk | TextChunk
+
+
+def make_chunk(
+    model: "Model | TextModel", samples: Sequence[Sample], *, explained: Explained, batch_size: int
+) -> AnyChunk:
     """Stack the samples and run the model on them once.
 
     Raises:
         ArgumentError: If labels are to be explained and one is unknown.
     """
+    if isinstance(model, TextModel):
+        return make_text_chunk(model, samples, explained=explained, batch_size=batch_size)
     inputs = torch.stack([sample.image for sample in samples])
     with torch.no_grad(), undisturbed(model):
         clean = clean_logits(model, inputs, batch_size)
@@ -134,20 +148,14 @@ def make_chunk(model: "Model", samples: Sequence[Sample], *, explained: Explaine
         model.mean,
         model.std,
         batch_size,
-        seed,
         model.layout,
     )
 
 
-def sample_labels(samples: Sequence[Sample], logits: Tensor, wanted_by: str) -> Tensor:
-    """(B,) classes of the samples, of the logits' (B, classes).
-
-    Raises:
-        ArgumentError: If one is unknown, or no class of the model.
-    """
-    labels = [-1 if sample.label is None else sample.label for sample in samples]
-    for sample, label in zip(samples, labels, strict=True):
-        if not 0 <= label < logits.shape[1]:
-            found = "has none" if sample.label is None else f"has {label}, the model 0 to {logits.shape[1] - 1}"
-            raise ArgumentError(f"{wanted_by}: needs the model's class of each sample; {sample.name!r} {found}")
-    return torch.tensor(labels, device=logits.device)
+def small(relevance: Tensor) -> list[list[float]]:
+    """A map (h, w) as lists; one of pixels is averaged to what an illustration needs."""
+    if max(relevance.shape) > _SHOWN:
+        size = min(relevance.shape[0], _SHOWN), min(relevance.shape[1], _SHOWN)
+        relevance = torch.nn.functional.adaptive_avg_pool2d(relevance[None].float(), size)[0]
+    found: list[list[float]] = relevance.tolist()
+    return found

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,10 +12,15 @@ from torch import Tensor
 from xattn.errors import ArgumentError
 from xattn.evaluation.datasets import BrokenSampleError, Dataset, Item, digest
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"})
 _MAT = (".mat", ".h5", ".hdf5")
 _LABELS = ("label", "coarse_class")
 _IGNORED = 255  # of palette pictures, as in PASCAL VOC
+_UNLABELLED = 1000  # of ImageNet-S, whose masks hold the class as red + 256 green
+_TORCHVISION_VOC = Path("VOCdevkit", "VOC2012")
 
 
 class Files(Dataset):
@@ -100,6 +106,14 @@ def _open(path: Path) -> Dataset:
         return _image_mask(path, path / "images", path / "masks")
     if {"JPEGImages", "SegmentationClass"} <= present:
         return _voc(path)
+    if (path / _TORCHVISION_VOC).is_dir():
+        return _voc(path / _TORCHVISION_VOC)
+    if {"validation", "validation-segmentation"} <= present:
+        return _imagenet_s(path)
+    if "annotations" in present:
+        from xattn.evaluation._coco import Coco
+
+        return Coco(path)
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     if folders:
         found = [(file, folder.name) for folder in folders for file in _pictures(folder.rglob("*"))]
@@ -146,6 +160,16 @@ def _voc(root: Path) -> Files:
     return _image_mask(root, root / "JPEGImages", root / "SegmentationClass", keep)
 
 
+def _imagenet_s(root: Path) -> Files:
+    """The validation split of ImageNet-S: folders by class, of pictures and of masks."""
+    images, masks = root / "validation", root / "validation-segmentation"
+    found = [(file, file.relative_to(images)) for file in _pictures(images.rglob("*"))]
+    labels: list[str | None] = [name.parts[0] for _, name in found]
+    return Files(
+        root.name, root, [file for file, _ in found], [masks / name.with_suffix(".png") for _, name in found], labels
+    )
+
+
 def _pictures(files: Iterable[Path]) -> list[Path]:
     return sorted(file for file in files if file.suffix.lower() in IMAGES and not file.name.startswith("."))
 
@@ -153,8 +177,9 @@ def _pictures(files: Iterable[Path]) -> list[Path]:
 def read_mask(path: Path, sample: str) -> Tensor:
     """(H, W) int64: 1 object, 0 background, -1 not labelled.
 
-    In palette pictures every index but 0 is object, 255 is not labelled. In others, values above half of white are
-    object; where there is nothing above 1, ones are.
+    In palette pictures every index but 0 is object, 255 is not labelled. In pictures with colours the class is red +
+    256 green, as in ImageNet-S: every one but 0 is object, 1000 is not labelled. In others, values above half of white
+    are object; where there is nothing above 1, ones are.
 
     Raises:
         BrokenSampleError: If the file cannot be read.
@@ -163,18 +188,30 @@ def read_mask(path: Path, sample: str) -> Tensor:
 
     try:
         with Image.open(path) as opened:
-            palette = opened.mode == "P"
-            values = np.array(opened if palette or opened.mode.startswith("I") else opened.convert("L"), np.int64)
+            palette, colours = opened.mode == "P", _is_class_picture(opened)
+            plain = palette or colours or opened.mode.startswith("I")
+            values = np.array(opened if plain else opened.convert("L"), np.int64)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         raise BrokenSampleError(f"{sample}: mask {path.name}: {reason}") from None
     if palette:
         mask = np.where(values == _IGNORED, -1, (values > 0).astype(np.int64))
+    elif colours:
+        classes = values[..., 0] + 256 * values[..., 1]
+        mask = np.where(classes == _UNLABELLED, -1, (classes > 0).astype(np.int64))
     elif values.max(initial=0) > 1:
         mask = (values > (127 if values.max() <= 255 else 32767)).astype(np.int64)
     else:
         mask = values
     return torch.from_numpy(mask)
+
+
+def _is_class_picture(opened: "Image.Image") -> bool:
+    """Whether an opened mask has colours, and no shade of grey: then they are numbers of classes."""
+    if opened.mode != "RGB":
+        return False
+    red, green, blue = (np.array(channel) for channel in opened.split())
+    return not (np.array_equal(red, green) and np.array_equal(green, blue)) and not blue.any()
 
 
 def _state(file: Path) -> str:

@@ -20,6 +20,7 @@ LEGEND = (
 _CSV = (
     *("protocol", "metric", "better", "method", "value", "low", "high"),
     *("images", "undefined", "constant", "best", "significantly_best", "p_versus_best"),
+    *("seeds", "deviation_over_seeds"),
 )
 _BETTER = {True: "higher", False: "lower", None: ""}
 _LATEX = re.compile(r"[&%$#_{}]")
@@ -49,9 +50,8 @@ def number(cell: Cell) -> str:
     found = cell.interval
     if np.isnan(found.estimate):
         return "-"
-    if np.isnan(found.low):
-        return f"{found.estimate:.3f}"
-    return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    value = f"{found.estimate:.3f}" if np.isnan(cell.deviation) else f"{found.estimate:.3f} ± {cell.deviation:.3f}"
+    return value if np.isnan(found.low) else f"{value} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def marked(cell: Cell, bold: Callable[[str], str]) -> str:
@@ -62,7 +62,9 @@ def marked(cell: Cell, bold: Callable[[str], str]) -> str:
 
 def caption(summary: Summary) -> str:
     """What the numbers are."""
-    return f"{summary.images} images; {summary.confidence:.0%} bootstrap intervals over images; {LEGEND}."
+    kind, seeds = summary.kind, summary.seeds
+    spread = f"± standard deviation over {seeds} seeds; " if seeds > 1 else ""
+    return f"{summary.images} {kind}; {spread}{summary.confidence:.0%} bootstrap intervals over {kind}; {LEGEND}."
 
 
 def to_markdown(summary: Summary) -> str:
@@ -141,7 +143,7 @@ def _csv_row(name: str, column: Column, cell: Cell) -> Sequence[object]:
     found, p = cell.interval, cell.p_versus_best
     facts = column.protocol, column.metric.name, _BETTER[column.metric.higher_is_better], name
     values = (found.estimate, found.low, found.high, found.n, found.undefined, cell.constant)
-    return (*facts, *values, int(cell.is_best), int(cell.is_clear), "" if p is None else p)
+    return (*facts, *values, int(cell.is_best), int(cell.is_clear), "" if p is None else p, cell.seeds, cell.deviation)
 
 
 def _escape(text: str) -> str:
@@ -149,6 +151,12 @@ def _escape(text: str) -> str:
 
 
 def _symbols(text: str) -> str:
-    for symbol, command in (("↑", r"$\uparrow$"), ("↓", r"$\downarrow$"), ("≈", r"$\approx$"), ("<", "$<$")):
+    for symbol, command in (
+        ("↑", r"$\uparrow$"),
+        ("↓", r"$\downarrow$"),
+        ("≈", r"$\approx$"),
+        ("±", r"$\pm$"),
+        ("<", "$<$"),
+    ):
         text = text.replace(symbol, command)
     return text

@@ -6,20 +6,22 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 
 from xattn import __version__
+from xattn._subject import find_subject
 from xattn.errors import ArgumentError
-from xattn.evaluation._chunk import Explained
+from xattn.evaluation._labels import Explained
 from xattn.evaluation._rows import SCHEMA, is_written
 from xattn.evaluation.datasets import Dataset, digest
-from xattn.evaluation.judges import Judge
+from xattn.evaluation.judges import JUDGES, Judge
 from xattn.explain import MethodLike, configuration
+from xattn.models.model import Model
+from xattn.models.text_model import TextModel
 
-if TYPE_CHECKING:
-    from xattn.models.model import Model
+AnyModel: TypeAlias = Model | TextModel
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Unit:
     protocol: str
     configuration: str
     path: Path
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Plan:
         methods: Name to class, or to an attribution object of the caller's.
         judges: The protocols.
         explained: "predicted" or "label".
-        seed: Of everything random.
+        seeds: Of everything random; what is not random is done for the first one only.
         limit: Number of samples, the first ones.
         chunk_size: Samples per chunk.
         batch_size: Largest number of rows of one forward call; no influence on rows beyond rounding.
@@ -59,21 +62,27 @@ class Plan:
         skip_refused: Whether methods that do not apply to the model are reported; else the first one ends the run.
     """
 
-    model: "Model"
+    model: AnyModel
     dataset: Dataset
     methods: Mapping[str, MethodLike]
     judges: tuple[Judge, ...]
     explained: Explained
-    seed: int
+    seeds: tuple[int, ...]
     limit: int
     chunk_size: int
     batch_size: int
     skip_broken: bool
     skip_refused: bool
 
-    def build_methods(self) -> dict[str, Any]:
-        """Attribution objects by name."""
-        return {name: build_method(method, self.model, self.seed) for name, method in self.methods.items()}
+    @property
+    def seed(self) -> int:
+        """The first seed."""
+        return self.seeds[0]
+
+    def build_methods(self, seed: int | None = None) -> dict[str, Any]:
+        """Attribution objects by name, with the first seed unless another one is given."""
+        seed = self.seed if seed is None else seed
+        return {name: build_method(method, self.model, seed) for name, method in self.methods.items()}
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Start and stop of each chunk."""
@@ -88,27 +97,32 @@ class Plan:
             "model": [self.model.name, model_hash(self.model)],
             "dataset": [self.dataset.name, list(self.dataset.classes)],
             "target": self.explained,
-            "seed": self.seed,
             "chunk": self.chunk_size,
             "broken": self.skip_broken,
         }
         keys = {
-            (name, judge.name): short_hash(
-                {**shared, "name": name, "method": configuration(method), **judge.configuration()}
+            (name, judge.name, seed): short_hash(
+                {**shared, "seed": seed, "name": name, "method": configuration(method), **judge.configuration()}
             )
-            for name, method in self.build_methods().items()
+            for name, seed, method in self._seeded()
             for judge in self.judges
+            if seed == self.seed or judge.is_random or is_random(self.methods[name])
         }
         jobs = []
         for start, stop in self.chunks():
             content = digest(self.dataset.fingerprint(start, stop))[:8]
             file = f"{start:07d}-{stop:07d}-{content}.parquet"
             units = tuple(
-                Unit(name, protocol, key, out / "rows" / _safe(name) / _safe(protocol) / key / file)
-                for (name, protocol), key in keys.items()
+                Unit(name, protocol, key, out / "rows" / _safe(name) / _safe(protocol) / key / file, seed)
+                for (name, protocol, seed), key in keys.items()
             )
             jobs.append(Job(start, stop, units))
         return jobs
+
+    def _seeded(self) -> Iterator[tuple[str, int, Any]]:
+        """Name, seed and attribution object, all seeds of a method one after the other."""
+        built = {seed: self.build_methods(seed) for seed in self.seeds}
+        return ((name, seed, built[seed][name]) for name in self.methods for seed in self.seeds)
 
 
 def remaining(jobs: Iterable[Job]) -> list[Job]:
@@ -117,24 +131,32 @@ def remaining(jobs: Iterable[Job]) -> list[Job]:
     return [job for job in left if job.units]
 
 
-def build_method(method: MethodLike, model: "Model", seed: int) -> Any:  # noqa: ANN401
+def build_method(method: MethodLike, model: AnyModel, seed: int) -> Any:  # noqa: ANN401
     """A class becomes an attribution object on the model; what is one already stays as it is."""
     if not isinstance(method, type):
         return method
-    accepted = inspect.signature(method).parameters
-    options: dict[str, Any] = {"layout": model.layout} if model.layout is not None and "layout" in accepted else {}
-    if "seed" in accepted:
-        options["seed"] = seed
-    return method(model, **options)
+    options = find_subject(model, None).options(method)
+    return method(model, **options, **({"seed": seed} if is_random(method) else {}))
 
 
-def check_needs(judges: Sequence[Judge], dataset: Dataset, explained: str) -> None:
+def is_random(method: MethodLike) -> bool:
+    """Whether maps depend on the seed of the run: those of a class that takes one."""
+    return isinstance(method, type) and "seed" in inspect.signature(method).parameters
+
+
+def check_needs(model: AnyModel, judges: Sequence[Judge], dataset: Dataset, explained: str) -> None:
     """Refuse protocols that the data cannot serve, before any work.
 
     Raises:
         ArgumentError: Naming the protocol.
     """
+    reads = "pictures" if isinstance(model, Model) else "text"
+    if dataset.holds != reads:
+        raise ArgumentError(f"dataset: {dataset.name!r} holds {dataset.holds}, and model {model.name!r} reads {reads}")
     for judge in judges:
+        if judge.reads != reads:
+            known = ", ".join(name for name, one in JUDGES.items() if one.reads == reads)
+            raise ArgumentError(f"protocols: {judge.name} judges {judge.reads}; for {reads} there are {known}")
         if judge.needs_mask and not dataset.has_masks:
             raise ArgumentError(f"protocols: {judge.name} needs masks, and {dataset.name!r} has none")
         if judge.needs_objects and not dataset.has_objects:
@@ -146,14 +168,15 @@ def check_needs(judges: Sequence[Judge], dataset: Dataset, explained: str) -> No
         raise ArgumentError(f'target: "label" needs labels, and {dataset.name!r} has none')
 
 
-def model_hash(model: "Model") -> str:
+def model_hash(model: AnyModel) -> str:
     """Sixteen hexadecimal digits that change with weights, their type, preprocessing or classes."""
     state = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(model.module.state_dict().items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         content = tensor.detach().cpu().contiguous().reshape(-1)
         state.update(memoryview(content.view(torch.uint8).numpy()) if content.numel() else b"")
-    state.update(repr((type(model.module).__qualname__, model.transform, model.classes, model.layout)).encode())
+    reading = (model.transform, model.layout) if isinstance(model, Model) else (model.tokenizer.pieces,)
+    state.update(repr((type(model.module).__qualname__, model.classes, *reading)).encode())
     return state.hexdigest()
 
 

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from xattn.evaluation._judges_mask import COUNTS
 from xattn.evaluation.judges import Judge
 from xattn.evaluation.metrics import Metric
-from xattn.evaluation.stats import Interval, compare_all, mean_interval, miou_interval
+from xattn.evaluation.stats import (
+    Interval,
+    compare_all,
+    deviation,
+    mean_interval,
+    miou_interval,
+    over_seeds,
+    pooled_miou,
+)
 
 Key: TypeAlias = tuple[str, str]  # protocol and metric
 Floats: TypeAlias = NDArray[np.float64]
@@ -45,6 +53,8 @@ class Cell:
         is_best: Whether no other mean is better.
         is_clear: Whether it is best and differs significantly from every other method.
         is_tied: Whether it is not the best and does not differ significantly from it.
+        seeds: Number of seeds; values of an image are averaged over them.
+        deviation: Standard deviation over seeds of the value over images; NaN for one seed.
     """
 
     interval: Interval
@@ -53,6 +63,8 @@ class Cell:
     is_best: bool = False
     is_clear: bool = False
     is_tied: bool = False
+    seeds: int = 1
+    deviation: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Summary:
         cells: What is in them, by method and column.
         images: Number of images.
         confidence: Of the intervals.
+        kind: What the images are called: "images" or "sentences".
     """
 
     methods: tuple[str, ...]
@@ -72,6 +85,12 @@ class Summary:
     cells: Mapping[tuple[str, Column], Cell]
     images: int
     confidence: float = 0.95
+    kind: str = "images"
+
+    @property
+    def seeds(self) -> int:
+        """Largest number of seeds of a cell."""
+        return max((cell.seeds for cell in self.cells.values()), default=1)
 
     def by_protocol(self) -> dict[str, "Summary"]:
         """A table for each protocol."""
@@ -101,7 +120,7 @@ class Summary:
 
 
 class Scores:
-    """Rows by protocol and metric, one array over the same images for each method.
+    """Rows by protocol and metric, one array over the same images for each method, averaged over seeds.
 
     Args:
         rows: As `benchmark` writes them.
@@ -115,7 +134,9 @@ class Scores:
         self._cells: dict[Key, list[int]] = {}
         for i, key in enumerate(zip(rows["protocol"].to_pylist(), rows["metric"].to_pylist(), strict=True)):
             self._cells.setdefault(key, []).append(i)
-        self._where = {key: (method[at], place[at]) for key, at in self._cells.items()}
+        seeds, seed = np.unique(rows["seed"].fill_null(0).to_numpy(), return_inverse=True)
+        self._seeds = len(seeds)
+        self._where = {key: (method[at], seed[at], place[at]) for key, at in self._cells.items()}
         bad = rows["undefined"].to_numpy(zero_copy_only=False).astype(bool)
         self._value = np.where(bad, np.nan, rows["value"].to_numpy(zero_copy_only=False))
         self._constant = rows["constant"].to_numpy(zero_copy_only=False).astype(bool) & ~bad
@@ -131,17 +152,25 @@ class Scores:
         return tuple(self._cells)
 
     def values(self, protocol: str, metric: str) -> dict[str, Floats]:
-        """Method to (images,) values; NaN where undefined or missing."""
+        """Method to (images,) values, averaged over seeds; NaN where undefined for a seed, or missing."""
+        return {name: table.mean(0) for name, table in self.by_seed(protocol, metric).items()}
+
+    def by_seed(self, protocol: str, metric: str) -> dict[str, Floats]:
+        """Method to (seeds, images) values of the seeds it was run with; NaN where undefined or missing."""
         return self._spread(protocol, metric, self._value)
 
     def constant(self, protocol: str, metric: str) -> dict[str, int]:
         """Method to its number of maps with one value only, other than those that are undefined for it."""
-        return {name: int(np.nansum(v)) for name, v in self._spread(protocol, metric, self._constant).items()}
+        found = self._spread(protocol, metric, self._constant)
+        return {name: int((np.nan_to_num(table) > 0).any(0).sum()) for name, table in found.items()}
 
     def _spread(self, protocol: str, metric: str, source: NDArray[np.generic]) -> dict[str, Floats]:
-        table = np.full((len(self.methods), self.images), np.nan)
+        table = np.full((len(self.methods), self._seeds, self.images), np.nan)
         table[self._where[protocol, metric]] = source[self._cells[protocol, metric]]
-        return dict(zip(self.methods, table, strict=True))
+        there = np.zeros((len(self.methods), self._seeds), dtype=bool)
+        there[self._where[protocol, metric][:2]] = True
+        there[~there.any(1), 0] = True
+        return {name: own[run] for name, own, run in zip(self.methods, table, there, strict=True)}
 
 
 class Summarizer:
@@ -176,6 +205,7 @@ class Summarizer:
     def column(self, column: Column) -> dict[str, Cell]:
         """One metric of all methods."""
         pooled = column.metric.name == DATASET_MIOU
+        runs = self._runs(column)
         per_image = self.scores.values(column.protocol, IMAGE_MIOU if pooled else column.metric.name)
         constant = self.scores.constant(column.protocol, IMAGE_MIOU if pooled else column.metric.name)
         intervals = self._pooled(column) if pooled else {name: self._mean(v) for name, v in per_image.items()}
@@ -191,6 +221,7 @@ class Summarizer:
                 name == best,
                 name == best and clear,
                 name in p and p[name] >= _LEVEL,
+                *runs[name],
             )
             for name, found in intervals.items()
         }
@@ -198,8 +229,19 @@ class Summarizer:
     def _mean(self, values: Floats) -> Interval:
         return mean_interval(values, confidence=self.confidence, resamples=self.resamples)
 
+    def _runs(self, column: Column) -> dict[str, tuple[int, float]]:
+        """Number of seeds of each method, and the standard deviation over them."""
+        if column.metric.name != DATASET_MIOU:
+            tables = self.scores.by_seed(column.protocol, column.metric.name)
+            return {name: (len(table), over_seeds(table)[1]) for name, table in tables.items()}
+        counts = [self.scores.by_seed(column.protocol, name) for name in COUNTS]
+        return {
+            name: (len(first), deviation([pooled_miou(*one) for one in zip(*(c[name] for c in counts), strict=True)]))
+            for name, first in counts[0].items()
+        }
+
     def _pooled(self, column: Column) -> dict[str, Interval]:
-        """Data-set mIoU from the counts of each image."""
+        """Data-set mIoU from the counts of each image, pooled over seeds as well."""
         counts = [self.scores.values(column.protocol, name) for name in COUNTS]
         return {
             name: miou_interval(

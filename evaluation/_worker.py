@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from xattn.errors import CaptureError, LayoutError, UnsupportedModelError
-from xattn.evaluation._chunk import Chunk, make_chunk
-from xattn.evaluation._plan import Job, Plan, Unit, model_hash
+from xattn.evaluation._chunk import AnyChunk, make_chunk
+from xattn.evaluation._plan import Job, Plan, Unit, is_random, model_hash
 from xattn.evaluation._rows import Part
 from xattn.evaluation.datasets import BrokenSampleError, Sample
 from xattn.evaluation.judges import Measured
@@ -20,7 +20,6 @@ from xattn.evaluation.judges import Measured
 EXAMPLES = 3
 """Number of samples, the first ones, whose maps are kept for reports."""
 
-_SHOWN = 56
 _REFUSALS = (UnsupportedModelError, LayoutError, CaptureError)
 
 
@@ -33,10 +32,9 @@ class Worker:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.methods = plan.build_methods()
+        self.methods = self._methods(plan)
         self.judges = {judge.name: judge for judge in plan.judges}
         self.constants = {
-            "seed": plan.seed,
             "model": plan.model.name,
             "model_hash": model_hash(plan.model),
             "dataset": plan.dataset.name,
@@ -55,21 +53,34 @@ class Worker:
             yield from ((unit, Part(skipped=skipped)) for unit in job.units)
             return
         plan = self.plan
-        chunk = make_chunk(plan.model, samples, explained=plan.explained, batch_size=plan.batch_size, seed=plan.seed)
-        for method, units in groupby(job.units, key=lambda unit: unit.method):
-            chunk.method = self.methods[method]
-            start = _now(chunk)
-            try:
-                relevance = chunk.attribute(chunk.target)
-            except _REFUSALS as error:
-                if not plan.skip_refused:
-                    raise
-                yield from ((unit, Part(skipped=skipped, refused=str(error))) for unit in units)
-                continue
-            seconds = _now(chunk) - start
-            maps = {s.index: small(r) for s, r in zip(samples, relevance, strict=True) if s.index < EXAMPLES}
-            for unit in units:
-                yield unit, Part(self._judge(chunk, relevance, unit, seconds), skipped, maps=maps)
+        chunk = make_chunk(plan.model, samples, explained=plan.explained, batch_size=plan.batch_size)
+        for name, own in groupby(job.units, key=lambda unit: unit.method):
+            explained: dict[int, tuple[Tensor, float]] = {}  # a method without a seed explains once for all seeds
+            for seed, units in groupby(own, key=lambda unit: unit.seed):
+                chunk.method, chunk.seed = self.methods[name, seed], seed
+                try:
+                    if id(chunk.method) not in explained:
+                        explained[id(chunk.method)] = _explain(chunk)
+                except _REFUSALS as error:
+                    if not plan.skip_refused:
+                        raise
+                    yield from ((unit, Part(skipped=skipped, refused=str(error))) for unit in units)
+                    continue
+                relevance, seconds = explained[id(chunk.method)]
+                maps = chunk.shown(relevance, EXAMPLES) if seed == plan.seed else {}
+                for unit in units:
+                    yield unit, Part(self._judge(chunk, relevance, unit, seconds), skipped, maps=maps)
+
+    @staticmethod
+    def _methods(plan: Plan) -> dict[tuple[str, int], Any]:
+        """Attribution objects by name and seed; one for all seeds where the seed plays no part."""
+        first = plan.build_methods()
+        built = {seed: plan.build_methods(seed) for seed in plan.seeds}
+        return {
+            (name, seed): built[seed][name] if is_random(method) else first[name]
+            for name, method in plan.methods.items()
+            for seed in plan.seeds
+        }
 
     def _samples(self, job: Job) -> tuple[list[Sample], dict[str, str]]:
         samples, skipped = [], {}
@@ -82,13 +93,14 @@ class Worker:
                 skipped[self.plan.dataset.sample_name(index)] = str(error)
         return samples, skipped
 
-    def _judge(self, chunk: Chunk, relevance: Tensor, unit: Unit, seconds: float) -> list[dict[str, Any]]:
+    def _judge(self, chunk: AnyChunk, relevance: Tensor, unit: Unit, seconds: float) -> list[dict[str, Any]]:
         start = _now(chunk)
         measured = self.judges[unit.protocol](chunk, relevance)
         size = len(chunk.samples)
         facts = {
             **self.constants,
             "method": unit.method,
+            "seed": unit.seed,
             "protocol": unit.protocol,
             "configuration": unit.configuration,
             "seconds": seconds / size,
@@ -98,7 +110,14 @@ class Worker:
         return list(_rows(chunk, measured, facts))
 
 
-def _rows(chunk: Chunk, measured: Mapping[str, Measured], facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _explain(chunk: AnyChunk) -> tuple[Tensor, float]:
+    """Relevance of a chunk, and the seconds it took."""
+    start = _now(chunk)
+    relevance = chunk.attribute(chunk.target)
+    return relevance, _now(chunk) - start
+
+
+def _rows(chunk: AnyChunk, measured: Mapping[str, Measured], facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     predictions, targets = chunk.clean.argmax(1).tolist(), chunk.target.tolist()
     for metric, found in measured.items():
         values = found.values.double()
@@ -126,15 +145,6 @@ def _rows(chunk: Chunk, measured: Mapping[str, Measured], facts: Mapping[str, An
             }
 
 
-def small(relevance: Tensor) -> list[list[float]]:
-    """A map (h, w) as lists; one of pixels is averaged to what an illustration needs."""
-    if max(relevance.shape) > _SHOWN:
-        size = min(relevance.shape[0], _SHOWN), min(relevance.shape[1], _SHOWN)
-        relevance = torch.nn.functional.adaptive_avg_pool2d(relevance[None].float(), size)[0]
-    found: list[list[float]] = relevance.tolist()
-    return found
-
-
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on."""
     from importlib.metadata import PackageNotFoundError, version
@@ -160,7 +170,7 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def _now(chunk: Chunk) -> float:
+def _now(chunk: AnyChunk) -> float:
     if chunk.inputs.device.type == "cuda":
         torch.cuda.synchronize(chunk.inputs.device)
     return time.perf_counter()

@@ -13,6 +13,7 @@ Fill: TypeAlias = Literal["black", "mean", "blur", "noise", "linear"]
 Filler: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 FILLS: tuple[str, ...] = get_args(Fill)
+RANDOM_FILLS = ("noise", "linear")
 
 _BLUR = 0.05  # standard deviation of the blur, as a part of the shorter side
 _IMPUTATION_NOISE = 0.01  # of the image's own standard deviation

@@ -12,15 +12,16 @@ function and one `register`:
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.evaluation.fill import RANDOM_FILLS
 from xattn.evaluation.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
-    from xattn.evaluation._chunk import Chunk
+    from xattn.evaluation._chunk import AnyChunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,8 @@ class Judge:
         options: Keyword arguments that differ from the function's defaults.
         needs_mask: Whether samples must have masks.
         needs_objects: Whether samples must have two objects with masks of their own.
+        reads: What the samples are: "pictures" or "text".
+        random: Whether it draws random numbers, whatever its options. A `fill` that draws some is recognised.
         counts: Names of measured values that are no scores, such as pixel counts; they are stored, not shown.
     """
 
@@ -66,6 +69,14 @@ class Judge:
     needs_mask: bool = False
     needs_objects: bool = False
     counts: tuple[str, ...] = ()
+    reads: Literal["pictures", "text"] = "pictures"
+    random: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        """Whether values depend on the seed, maps aside."""
+        options = {**_options(self.function), **self.options}
+        return self.random or any(options[name] in RANDOM_FILLS for name in options if name.endswith("fill"))
 
     def configured(self, **options: Any) -> "Judge":  # noqa: ANN401
         """The same protocol with other options.
@@ -86,7 +97,7 @@ class Judge:
             facts["function"] = _source(self.function)
         return facts
 
-    def __call__(self, chunk: "Chunk", relevance: Tensor) -> Mapping[str, Measured]:
+    def __call__(self, chunk: "AnyChunk", relevance: Tensor) -> Mapping[str, Measured]:
         """Measure one chunk."""
         return self.function(chunk, relevance, **self.options)
 

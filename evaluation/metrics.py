@@ -67,6 +67,11 @@ _ALL = (
     Metric("random_logit", False, (-1.0, 1.0), False, True, "rank correlation with the map of another class"),
     Metric("sensitivity_max", False, (0.0, inf), False, True, "largest relative change under small input noise"),
     Metric("infidelity", False, (0.0, inf), False, True, "squared error of the map as a linear model of the score"),
+    _curve("rationale_hit", True, "the most relevant word is one that decides"),
+    _curve("removal_positive", False, "area under the score, most relevant words removed first"),
+    _curve("removal_negative", True, "area under the score, least relevant words removed first"),
+    Metric("comprehensiveness", True, (-1.0, 1.0), False, True, "probability lost without the most relevant words"),
+    Metric("sufficiency", False, (-1.0, 1.0), False, True, "probability lost with the most relevant words alone"),
     Metric("sparseness", None, (0.0, 1.0), False, False, "Gini index of absolute relevance"),
     Metric("complexity", None, (0.0, inf), False, False, "entropy of absolute relevance"),
 )

@@ -4,9 +4,11 @@ import base64
 import html
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
 
 from xattn import __version__
 from xattn.errors import ArgumentError
@@ -48,15 +50,15 @@ def page(results: "Results") -> str:
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{_text(title)}</h1>",
         f"<p>{_text(facts.get('model_description', ''))}</p>",
-        f"<p>{summary.images} images, {len(summary.methods)} methods, explained class: "
+        f"<p>{summary.images} {summary.kind}, {len(summary.methods)} methods, explained class: "
         f"{_text(facts.get('target', 'unknown'))}. {_text(_accuracy(results))}</p>",
         *_notes(results),
         "<h2>Results</h2>",
         to_html(summary),
         *_meanings(summary),
         *_correct(results, summary),
-        "<h2>Curves</h2><p>Mean over images; bands are pointwise 95% bootstrap intervals.</p>",
-        *_curves(results),
+        f"<h2>Curves</h2><p>Mean over {summary.kind}; bands are pointwise 95% bootstrap intervals.</p>",
+        *_curves(_of_first_seed(results)),
         "<h2>Average ranks</h2><p>1 is best. Bars join methods that Nemenyi's test does not tell apart.</p>",
         *_ranks(results, summary),
         *_examples(results),
@@ -70,6 +72,8 @@ def page(results: "Results") -> str:
 
 
 def _notes(results: "Results") -> Iterator[str]:
+    if "quick" in results.facts:
+        yield f'<p class="note">{_text(results.facts["quick"])}</p>'
     for name, reason in results.refused.items():
         yield f'<p class="note">Method {_text(name)} does not apply to this model: {_text(reason)}</p>'
     if results.skipped:
@@ -87,8 +91,8 @@ def _accuracy(results: "Results") -> str:
         if right is not None
     }
     if not answers:
-        return "The classes of the images are unknown to the model."
-    return f"The model is right on {sum(answers.values())} of {len(answers)} images with a known class."
+        return "The classes are unknown to the model."
+    return f"The model is right on {sum(answers.values())} of {len(answers)} with a known class."
 
 
 def _meanings(summary: Summary) -> Iterator[str]:
@@ -105,7 +109,7 @@ def _correct(results: "Results", summary: Summary) -> Iterator[str]:
         return
     if correct.images < summary.images:
         yield (
-            f"<details><summary>The {correct.images} correctly classified images only</summary>"
+            f"<details><summary>The {correct.images} correctly classified {correct.kind} only</summary>"
             f"{to_html(correct)}</details>"
         )
 
@@ -120,6 +124,12 @@ def _curves(results: "Results") -> Iterator[str]:
                 yield _image(draw_curves(found, title, order), title)
 
 
+def _of_first_seed(results: "Results") -> "Results":
+    """Curves of one seed, so that a band shows the spread over samples alone."""
+    first = results.facts.get("seeds", [0])[0]
+    return replace(results, rows=results.rows.filter(pc.equal(pc.fill_null(results.rows["seed"], first), first)))
+
+
 def _ranks(results: "Results", summary: Summary) -> Iterator[str]:
     scores = Scores(results.rows)
     if len(scores.methods) < 2:
@@ -132,7 +142,7 @@ def _ranks(results: "Results", summary: Summary) -> Iterator[str]:
             higher_is_better=column.metric.higher_is_better is not False,
         )
         if ranking.n:
-            title = f"{column.protocol}: {column.metric.name}, {ranking.n} images"
+            title = f"{column.protocol}: {column.metric.name}, {ranking.n} {summary.kind}"
             yield _image(draw_ranks(ranking, title), title)
 
 
@@ -147,7 +157,7 @@ def _examples(results: "Results") -> Iterator[str]:
 
 
 def _times(results: "Results") -> str:
-    rows = ["<tr><th>method</th><th>seconds per image</th></tr>"]
+    rows = ["<tr><th>method</th><th>seconds per sample</th></tr>"]
     names, seconds = results.rows["method"].to_numpy(zero_copy_only=False), results.rows["seconds"].to_numpy()
     for name in results.methods:
         rows.append(f"<tr><td>{_text(name)}</td><td>{np.median(seconds[names == name]):.4f}</td></tr>")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from xattn.evaluation._rows import SCHEMA, read_part
 from xattn.evaluation._summary import Scores, Summarizer, Summary
 from xattn.evaluation.judges import Judge
 from xattn.explanation import write_atomically
+from xattn.models.model import Model
 
 if TYPE_CHECKING:
     from xattn.evaluation._plan import Job, Plan
@@ -72,7 +73,7 @@ class Results:
             if part.refused:
                 refused[unit.method] = part.refused
             for index, values in part.maps.items():
-                maps.setdefault(index, {})[unit.method] = torch.tensor(values)
+                maps.setdefault(index, {}).setdefault(unit.method, torch.tensor(values))
         examples = (_example(plan, index, found) for index, found in sorted(maps.items()))
         rows = pa.concat_tables(tables).unify_dictionaries()
         return cls(rows, plan.judges, skipped, refused, facts_of(plan, len(skipped)), tuple(examples))
@@ -100,7 +101,8 @@ class Results:
         if not rows.num_rows:
             which = "correctly classified samples" if correct_only else "rows"
             raise ArgumentError(f"table: there are no {which}; {len(self.skipped)} samples could not be used")
-        return Summarizer(Scores(rows), self.judges, confidence, resamples).summary()
+        summary = Summarizer(Scores(rows), self.judges, confidence, resamples).summary()
+        return replace(summary, kind="sentences" if self.facts.get("reads") == "text" else "images")
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page: table, curves, ranks, configuration, versions."""
@@ -137,5 +139,6 @@ class Results:
 
 
 def _example(plan: "Plan", index: int, maps: Mapping[str, Tensor]) -> Example:
+    assert isinstance(plan.model, Model)  # sentences have no example maps
     sample = plan.dataset.sample(index, plan.model)
     return Example(sample.name, plan.model.denormalize(sample.image).float().cpu(), maps)

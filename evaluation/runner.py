@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, get_args
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.evaluation import _judges_mask as _judges_mask
 from xattn.evaluation import _judges_model as _judges_model
-from xattn.evaluation._chunk import Explained
+from xattn.evaluation import _judges_text as _judges_text
+from xattn.evaluation._labels import Explained
 from xattn.evaluation._plan import Job, Plan, check_needs, remaining
 from xattn.evaluation._rows import write_part
 from xattn.evaluation._shapes import check_choice
@@ -22,12 +23,13 @@ from xattn.explain import MethodLike, choose_methods
 
 if TYPE_CHECKING:
     from xattn.models.model import Model
+    from xattn.models.text_model import TextModel
 
 _ABANDONED = 3600.0  # seconds after which an unfinished file is nobody's
 
 
 def benchmark(
-    model: "str | Model",
+    model: "str | Model | TextModel",
     dataset: str | os.PathLike[str] | Dataset,
     methods: str | Iterable[MethodLike] | Mapping[str, MethodLike] | None = None,
     protocols: str | Judge | Iterable[str | Judge] = ("perturbation",),
@@ -35,6 +37,7 @@ def benchmark(
     *,
     engine: str | Engine = "local",
     seed: int = 0,
+    seeds: int | Sequence[int] | None = None,
     limit: int | None = None,
     target: Explained = "predicted",
     chunk_size: int = 16,
@@ -51,7 +54,8 @@ def benchmark(
     hardware, with equal threads and chunk and batch sizes, rows are equal bit by bit; otherwise up to rounding.
 
     Args:
-        model: A name for `load`, or a loaded `Model`; `Model(name, module, Preprocess(size))` wraps a module.
+        model: A name for `load`, or a loaded `Model` or `TextModel`; `Model(name, module, Preprocess(size))` wraps a
+            module.
         dataset: A name or path for `load_dataset`, or a `Dataset`.
         methods: As in `explain`; None takes every method, and those that refuse the model are reported in
             `Results.refused`, while one asked for by name raises.
@@ -59,6 +63,8 @@ def benchmark(
         out: Folder for the rows.
         engine: "local", "ray" (needs the extra `distributed`), or an engine object.
         seed: Of methods and fills that draw random numbers.
+        seeds: Several seeds, or their number, counted from `seed`: whatever draws random numbers is done for each, and
+            tables give mean and standard deviation over them. The rest is done once.
         limit: At most this many samples, the first ones.
         target: Class to explain: the "predicted" one, or the data set's "label".
         chunk_size: Samples per chunk.
@@ -85,16 +91,17 @@ def benchmark(
     data = dataset if isinstance(dataset, Dataset) else load_dataset(dataset)
     if not len(data):
         raise ArgumentError(f"dataset: {data.name!r} is empty")
-    check_needs(judges, data, target)
+    loaded = _model(model, device)
+    check_needs(loaded, judges, data, target)
     folder = Path(out)
     _check_folder(folder)
     plan = Plan(
-        _model(model, device),
+        loaded,
         data,
         chosen,
         judges,
         target,
-        seed,
+        _seeds(seed, seeds),
         min(limit or len(data), len(data)),
         chunk_size,
         batch_size,
@@ -148,13 +155,24 @@ def _judges(protocols: str | Judge | Iterable[str | Judge]) -> tuple[Judge, ...]
     return judges
 
 
-def _model(model: "str | Model", device: str | None) -> "Model":
+def _seeds(seed: int, seeds: int | Sequence[int] | None) -> tuple[int, ...]:
+    if seeds is None:
+        return (seed,)
+    found = tuple(range(seed, seed + seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not found or len(set(found)) < len(found) or not all(isinstance(one, int) for one in found):
+        raise ArgumentError(f"seeds: expected a positive number of seeds or different integers, got {seeds!r}")
+    return found
+
+
+def _model(model: "str | Model | TextModel", device: str | None) -> "Model | TextModel":
     from xattn.models import load
     from xattn.models.model import Model
+    from xattn.models.text_model import TextModel
 
+    loaded: Model | TextModel
     if isinstance(model, str):
         loaded = load(model, device=device or "cpu")
-    elif isinstance(model, Model):
+    elif isinstance(model, (Model, TextModel)):
         loaded = model
         if device is not None:
             loaded.module.to(device)
@@ -163,8 +181,6 @@ def _model(model: "str | Model", device: str | None) -> "Model":
             f"model: expected a name or a loaded Model, got {type(model).__name__}; "
             "Model(name, module, Preprocess((height, width))) wraps a module"
         )
-    if not isinstance(loaded, Model):
-        raise ArgumentError(f"model: the protocols are for pictures, and {model!r} reads text")
     return loaded
 
 

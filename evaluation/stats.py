@@ -208,7 +208,19 @@ def over_seeds(values: Tensor | Floats) -> tuple[float, float]:
         raise ArgumentError(f"values: expected (seeds, n), got shape {array.shape}")
     defined = [row[~np.isnan(row)] for row in array]
     means = np.array([row.mean() if len(row) else np.nan for row in defined])
-    return float(means.mean()), float(means.std(ddof=1)) if len(means) > 1 else float("nan")
+    return float(means.mean()), deviation(means)
+
+
+def deviation(values: object) -> float:
+    """Standard deviation (n - 1) of (n,) values; NaN for one."""
+    found = as_values(values)
+    return float(found.std(ddof=1)) if len(found) > 1 else float("nan")
+
+
+def pooled_miou(tp: object, fp: object, fn: object, tn: object) -> float:
+    """Data-set mIoU of (n,) counts, images with NaN left out; NaN without pixels."""
+    counts = np.stack([as_values(x, name) for x, name in ((tp, "tp"), (fp, "fp"), (fn, "fn"), (tn, "tn"))])
+    return float(_miou(*counts[:, ~np.isnan(counts).any(0)]))
 
 
 def _miou(tp: Floats, fp: Floats, fn: Floats, tn: Floats, axis: int = -1) -> Floats:

@@ -136,9 +136,11 @@ def token_removal(
         gone = removed.gather(1, groups.clamp(min=0)) & (groups >= 0)
         steps.append(_without(ids, mask, gone, how, fill))
     with torch.no_grad(), undisturbed(forward):
-        clean = _logits(forward, ids, mask, batch_size)
+        clean = sentence_logits(forward, ids, mask, batch_size)
         index = resolve_class(clean, target)
-        logits = _logits(forward, torch.cat([i for i, _ in steps]), torch.cat([m for _, m in steps]), batch_size)
+        logits = sentence_logits(
+            forward, torch.cat([i for i, _ in steps]), torch.cat([m for _, m in steps]), batch_size
+        )
     stacked = logits.view(len(nominal), len(ids), -1).transpose(0, 1)
     undefined = (present & ~totals.isfinite()).any(1)
     values = score_of(score, stacked, index, clean).masked_fill(undefined.unsqueeze(1), torch.nan)
@@ -230,6 +232,7 @@ def _without(ids: Tensor, mask: Tensor, gone: Tensor, how: TextHow, fill: int | 
     return ids.gather(1, front), shown.gather(1, front)
 
 
-def _logits(forward: Callable[..., Any], ids: Tensor, mask: Tensor, batch_size: int) -> Tensor:
+def sentence_logits(forward: Callable[..., Any], ids: Tensor, mask: Tensor, batch_size: int) -> Tensor:
+    """Logits (B, classes) of padded sentences, at most `batch_size` rows at a time."""
     parts = zip(ids.split(batch_size), mask.split(batch_size), strict=True)
     return torch.cat([call_logits(lambda rows, shown=shown: forward(rows, shown), rows) for rows, shown in parts])

@@ -357,3 +357,53 @@ def test_out_must_be_a_folder(model, scenes, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match="cannot make the folder"):
         benchmark(model, scenes, METHODS, out=tmp_path / "file")
+
+
+def test_several_seeds_repeat_what_is_random_and_nothing_else(model, scenes, tmp_path):
+    protocols = ["segmentation", "localization", JUDGES["perturbation"].configured(fill="noise", orders=("positive",))]
+    results = benchmark(model, scenes, ["token_rank", "random"], protocols, tmp_path, seeds=3)
+    rows = results.rows.to_pylist()
+    seeds = {}
+    for row in rows:
+        seeds.setdefault((row["method"], row["protocol"]), set()).add(row["seed"])
+    assert seeds == {
+        ("tokenrank", "segmentation"): {0},
+        ("tokenrank", "localization"): {0},
+        ("tokenrank", "perturbation"): {0, 1, 2},
+        ("random", "segmentation"): {0, 1, 2},
+        ("random", "localization"): {0, 1, 2},
+        ("random", "perturbation"): {0, 1, 2},
+    }
+    for seed in (1, 2):  # each seed gives the rows of a run with that seed alone
+        alone = benchmark(model, scenes, ["token_rank", "random"], protocols, tmp_path / "alone", seed=seed).rows
+        expected = [r for r in same(alone) if r["method"] == "random" or r["protocol"] == "perturbation"]
+        assert [r for r in same(results.rows) if r["seed"] == seed] == expected
+    per_seed = np.array(
+        [
+            [r["value"] for r in rows if r["seed"] == s and (r["method"], r["metric"]) == ("random", "ap")]
+            for s in range(3)
+        ]
+    )
+    cells = {(method, c.protocol, c.metric.name): cell for (method, c), cell in results.table().cells.items()}
+    cell = cells["random", "segmentation", "ap"]
+    assert cell.interval.estimate == pytest.approx(per_seed.mean())
+    assert cell.deviation == pytest.approx(per_seed.mean(1).std(ddof=1))
+    assert (cell.seeds, cells["tokenrank", "segmentation", "ap"].seeds) == (3, 1)
+    assert np.isnan(cells["tokenrank", "segmentation", "ap"].deviation)
+    assert cells["random", "segmentation", "miou_dataset"].deviation > 0
+    assert f"{cell.interval.estimate:.3f} ± {cell.deviation:.3f} [" in str(results.table())
+    assert "± standard deviation over 3 seeds" in str(results.table())
+
+
+def test_more_seeds_take_up_a_run_with_fewer(model, scenes, tmp_path):
+    benchmark(model, scenes, "random", "segmentation", tmp_path, seeds=2)
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")}
+    rows = benchmark(model, scenes, "random", "segmentation", tmp_path, seeds=[0, 1, 5]).rows
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    assert set(rows["seed"].to_pylist()) == {0, 1, 5}
+
+
+@pytest.mark.parametrize("seeds", [0, [], [1, 1], [0.5]])
+def test_seeds_are_different_integers(model, scenes, tmp_path, seeds):
+    with pytest.raises(ArgumentError, match="seeds: expected"):
+        benchmark(model, scenes, "random", "segmentation", tmp_path, seeds=seeds)

@@ -1,6 +1,8 @@
 """Data sets: layouts on disk, masks, labels, and what is reported about broken ones."""
 
 import builtins
+import json
+import pickle
 
 import numpy as np
 import pytest
@@ -217,4 +219,95 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.iterdir", denied)
     with pytest.raises(ArgumentError, match=r"cannot read .*Permission denied"):
+        load_dataset(tmp_path)
+
+
+def test_pascal_voc_as_torchvision_unpacks_it(tmp_path):
+    root = tmp_path / "VOCdevkit" / "VOC2012"
+    picture(root / "JPEGImages" / "a.jpg")
+    mask(root / "SegmentationClass" / "a.png", values=(15, 255), mode="P")
+    data = load_dataset(tmp_path)
+    assert (len(data), data.has_masks) == (1, True)
+    assert data.sample(0, MODEL).mask.unique().tolist() == [-1, 1]
+
+
+def test_imagenet_s(tmp_path):
+    names = [("n01443537", "ILSVRC2012_val_1", 1), ("n02102040", "ILSVRC2012_val_2", 600)]
+    for folder, name, number in names:
+        picture(tmp_path / "validation" / folder / f"{name}.JPEG", size=(30, 20))
+        colours = np.zeros((30, 20, 3), np.uint8)
+        colours[:10] = (number % 256, number // 256, 0)
+        colours[20:] = (1000 % 256, 1000 // 256, 0)  # not labelled
+        path = tmp_path / "validation-segmentation" / folder / f"{name}.png"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(colours).save(path)
+    data = load_dataset(tmp_path)
+    assert data.classes == ("n01443537", "n02102040")
+    for i, (folder, name, _) in enumerate(names):
+        item = data.read(i)
+        assert (item.label, data.sample_name(i)) == (folder, f"validation/{folder}/{name}.JPEG")
+        assert [item.mask[row].unique().tolist() for row in (0, 15, 25)] == [[1], [0], [-1]]
+
+
+def coco(folder, objects, split="val2017"):
+    """Pictures of 20x30 pixels with rectangles (image, x, y, width, height, crowd) as objects."""
+    pytest.importorskip("pycocotools")
+    images = sorted({one[0] for one in objects} | {9})
+    for number in images:
+        picture(folder / split / f"{number}.jpg", size=(30, 20))
+    annotations = [
+        {
+            "id": i,
+            "image_id": image,
+            "category_id": 1,
+            "iscrowd": int(crowd),
+            "bbox": [x, y, w, h],
+            "area": w * h,
+            "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]] if not crowd else whole_picture(),
+        }
+        for i, (image, x, y, w, h, crowd) in enumerate(objects, 1)
+    ]
+    facts = {
+        "images": [{"id": n, "file_name": f"{n}.jpg", "width": 20, "height": 30} for n in images],
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "thing"}],
+    }
+    (folder / "annotations").mkdir(exist_ok=True)
+    (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(facts))
+
+
+def whole_picture():
+    return {"counts": [0, 600], "size": [30, 20]}
+
+
+def test_coco(tmp_path, capsys):
+    coco(tmp_path, [(3, 2, 4, 10, 6, False), (3, 15, 20, 3, 5, False), (7, 0, 0, 5, 5, False), (7, 0, 0, 20, 30, True)])
+    coco(tmp_path, [(1, 0, 0, 5, 5, False)], split="train2017")
+    data = load_dataset(tmp_path)
+    assert capsys.readouterr().out == ""
+    assert (data.name, len(data), data.has_masks) == (f"{tmp_path.name} val2017", 2, True)
+    assert [data.sample_name(i) for i in range(2)] == ["3.jpg", "7.jpg"]  # the picture without objects is left out
+    expected = torch.zeros(30, 20, dtype=torch.int64)
+    expected[4:10, 2:12] = expected[20:25, 15:18] = 1
+    assert torch.equal(data.read(0).mask, expected)
+    crowd = torch.full((30, 20), -1)
+    crowd[:5, :5] = 1
+    assert torch.equal(data.read(1).mask, crowd)
+    copied = pickle.loads(pickle.dumps(data))
+    assert torch.equal(copied.read(1).mask, crowd)
+    picture(tmp_path / "val2017" / "7.jpg", size=(30, 21))
+    with pytest.raises(BrokenSampleError, match=r"sample 1 \(7\.jpg\): the annotations are for 20x30 pixels"):
+        data.read(1)
+    (tmp_path / "val2017" / "3.jpg").unlink()
+    with pytest.raises(BrokenSampleError, match=r"sample 0 \(3\.jpg\)"):
+        data.read(0)
+
+
+def test_what_is_no_coco_is_refused(tmp_path):
+    pytest.importorskip("pycocotools")
+    (tmp_path / "annotations").mkdir()
+    with pytest.raises(ArgumentError, match=r"no instances_\*\.json"):
+        load_dataset(tmp_path)
+    (tmp_path / "annotations" / "instances_val.json").write_text("[]")
+    with pytest.raises(ArgumentError, match=r"instances_val\.json is no file of COCO instances"):
         load_dataset(tmp_path)

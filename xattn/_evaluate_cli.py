@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xattn import _terminal as terminal
+from xattn._flags import naming_flags
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,17 +20,34 @@ if TYPE_CHECKING:
     from xattn.evaluation.judges import Judge
     from xattn.evaluation.results import Results
 
-_QUICK = {"limit": 16, "fractions": (0.0, 0.25, 0.5, 0.75, 1.0)}
+QUICK = "Quick run, few samples and few steps: too little to compare methods."
+_QUICK: dict[str, Any] = {"limit": 16, "fractions": (0.0, 0.25, 0.5, 0.75, 1.0)}
 _DEFAULT = ("perturbation", "segmentation")
+_DEFAULT_TEXT = ("rationale", "token-removal", "eraser")
+_FLAGS = {
+    "methods": "--method",
+    "method": "--method",
+    "protocols": "--protocol",
+    "protocol": "--protocol",
+    "dataset": "--data",
+    "out": "--out",
+    "n": "--limit",
+    "chunk_size": "--chunk",
+    "batch_size": "--batch",
+} | {name: f"--{name}" for name in ("model", "target", "preset", "engine", "seeds", "limit", "device")}
 _INTERRUPTED = 130
 
 
 def evaluate(
     model: Annotated[str, typer.Option("--model", "-m", help="`xattn models` lists them.")] = "demo",
     data: Annotated[
-        str,
-        typer.Option(help="demo, demo-two-object, a folder (pictures by class, or images/ and masks/), .csv or .mat."),
-    ] = "demo",
+        str | None,
+        typer.Option(
+            help="demo, demo-two-object, a folder (pictures by class, images/ and masks/, PASCAL VOC, COCO, "
+            "ImageNet-S), .csv or .mat; for text: sentences or sentences-two-topic. The first of these by default.",
+            show_default=False,
+        ),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="Names from `xattn methods`, separated by commas; all by default.", show_default=False),
@@ -37,16 +55,14 @@ def evaluate(
     protocol: Annotated[
         list[str] | None,
         typer.Option(
-            help="Names separated by commas: perturbation, perturbation-2021, insertion-deletion, token-masking, "
-            f"segmentation, localization, discrimination. By default {' and '.join(_DEFAULT)}.",
+            help="Names separated by commas; `xattn evaluate --list` shows them. "
+            f"By default {' and '.join(_DEFAULT)}, for text {', '.join(_DEFAULT_TEXT)}.",
             show_default=False,
         ),
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="A published evaluation: perturbation-2021, segmentation-2021 or masking.", show_default=False
-        ),
+        typer.Option(help="A published evaluation; `xattn evaluate --list` shows them.", show_default=False),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for rows, tables and report; a run in it is taken up again.")
@@ -69,27 +85,36 @@ def evaluate(
     ] = True,
     target: Annotated[str, typer.Option(help="Class to explain: predicted or label.")] = "predicted",
     seed: Annotated[int, typer.Option(help="Of methods and fills that draw random numbers.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds; what draws random numbers gets mean and deviation over them.")
+    ] = 1,
     chunk: Annotated[int, typer.Option(help="Pictures per chunk; part of what makes runs equal bit by bit.")] = 16,
     batch: Annotated[int, typer.Option(help="Most pictures per call of the model.")] = 32,
     engine: Annotated[str, typer.Option(help="local, or ray (one model per worker).")] = "local",
     workers: Annotated[int | None, typer.Option(help="Of the engine ray.", show_default=False)] = None,
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cpu or cuda.", show_default=False)] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List protocols and presets, and do nothing else.")] = False,
     debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Judge methods by protocols: one table with intervals, and a report."""
     from xattn._command import reporting
 
+    if listed:
+        _list()
+        return
     _check_usage(preset, protocol, target, engine, workers=workers, address=address)
-    with reporting(debug), _interruptible(out):
+    with reporting(debug), _interruptible(out), naming_flags(_FLAGS):
         import warnings
 
         from xattn.evaluation.datasets import NAMED, load_dataset
         from xattn.evaluation.runner import benchmark
 
-        limit = limit if limit is not None else int(str(_QUICK["limit"])) if quick else 100 if data in NAMED else None
+        data = data if data is not None else "sentences" if model == "text" else "demo"
+        limit = limit if limit is not None else _QUICK["limit"] if quick else 100 if data in NAMED else None
         dataset = load_dataset(data, n=limit)
-        judges, of_preset = _judges(_names(protocol), preset, dataset.has_masks, quick=quick, negative=negative)
+        usual = _DEFAULT_TEXT if dataset.holds == "text" else _DEFAULT[: 2 if dataset.has_masks else 1]
+        judges, of_preset = _judges(_names(protocol) or usual, preset, quick=quick, negative=negative)
         explained: Any = of_preset if target == "predicted" else target
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -101,6 +126,7 @@ def evaluate(
                 out,
                 engine=_engine(engine, workers, address),
                 seed=seed,
+                seeds=seeds,
                 target=explained,
                 chunk_size=chunk,
                 batch_size=batch,
@@ -108,6 +134,9 @@ def evaluate(
                 device=device,
                 progress=True,
             )
+        if quick:
+            results = replace(results, facts={"quick": QUICK, **results.facts})
+            terminal.say(QUICK)
         _print(results, correct_only)
         for path in _write(results, out):
             terminal.say(f"Wrote {path}")
@@ -117,22 +146,34 @@ def _names(given: Sequence[str] | None) -> list[str] | None:
     return [name for part in given or [] for name in part.split(",") if name.strip()] or None
 
 
-def _judges(
-    names: list[str] | None, preset: str | None, has_masks: bool, *, quick: bool, negative: bool
-) -> "tuple[list[Judge], Any]":
+def _list() -> None:
+    """Protocols and presets, with what they are."""
+    from xattn.evaluation.presets import JUDGES, PRESETS
+
+    table = terminal.table("protocol", "for", "what it measures")
+    for judge in JUDGES.values():
+        table.add_row(judge.name, judge.reads, ", ".join(f"{m.name} {m.arrow}".strip() for m in judge.metrics))
+    terminal.show(table)
+    table = terminal.table("preset", "what it is")
+    for preset in PRESETS.values():
+        table.add_row(preset.name, preset.about)
+    terminal.show(table)
+
+
+def _judges(names: Sequence[str], preset: str | None, *, quick: bool, negative: bool) -> "tuple[list[Judge], Any]":
     """Protocols with the options that the flags ask for, and the class to explain."""
     from xattn.evaluation.judges import find_judge
     from xattn.evaluation.presets import find_preset
 
     chosen = find_preset(preset) if preset is not None else None
-    wanted: Sequence[str | Judge] = chosen.protocols if chosen else names or _DEFAULT[: 2 if has_masks else 1]
+    wanted: Sequence[str | Judge] = chosen.protocols if chosen else names
     judges = []
     for judge in map(find_judge, wanted):
         options = judge.configuration()
         changed: dict[str, Any] = {}
         if not negative and "negative" in options.get("orders", ()):
             changed["orders"] = ("positive",)
-        if quick and "fractions" in options:
+        if quick and 0.0 in (options.get("fractions", ()) or _QUICK["fractions"]):
             changed["fractions"] = _QUICK["fractions"]
         judges.append(judge.configured(**changed) if changed else judge)
     return judges, chosen.target if chosen else "predicted"
@@ -180,7 +221,7 @@ def _print(results: "Results", correct_only: bool) -> None:
     for name, reason in results.refused.items():
         terminal.say(f"left out {name}: {reason}")
     if results.skipped:
-        terminal.say(f"{len(results.skipped)} pictures could not be used:")
+        terminal.say(f"{len(results.skipped)} samples could not be used:")
         for reason in results.skipped.values():
             terminal.say(f"  {reason}")
 
@@ -217,9 +258,9 @@ def _cell(cell: "Cell") -> "Text":
 
     from xattn.evaluation._formats import number
 
-    value, _, interval = number(cell).partition(" ")
+    value, bracket, interval = number(cell).partition(" [")
     text = Text(f"{value} ≈" if cell.is_tied else value, style="bold" if cell.is_clear else "")
-    return text.append(f"\n{interval}", style="dim not bold") if interval else text
+    return text.append(f"\n{bracket.strip()}{interval}", style="dim not bold") if interval else text
 
 
 def _write(results: "Results", out: Path) -> list[Path]:
