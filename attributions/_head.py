@@ -264,7 +264,8 @@ def _agree(answers: Tensor, logits: Tensor) -> bool:
     if answers.shape != logits.shape:
         return False
     tolerance = max(_TOLERANCE, 4 * torch.finfo(logits.dtype).eps)
-    error, size = (answers.double() - logits.double()).abs().max(), logits.abs().max().double()
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    error, size = (answers.to(wide) - logits.to(wide)).abs().max(), logits.abs().max().to(wide)
     return bool(error <= tolerance * size.clamp_min(1))
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from method_cases import LOOKING, case
 from scipy.stats import spearmanr
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from xattn.attributions import AttnLRP, PartialLRP, TransInterp, methods
 from xattn.errors import PrecisionWarning
@@ -20,6 +22,11 @@ from xattn.models.scenes import Scenes
 
 HALF = [torch.float16, torch.bfloat16]
 DECLARED = {"transinterp", "relevance_rollout", "lrp"}  # their rules magnify rounding, and warn
+# The chains' own rule: float64 where the device has it, see xattn/markov/_numeric.py.
+ROWS_SUMMED_IN_DOUBLE = {
+    *("tokenrank", "n_bounce", "lambda2_rollout", "column_sum", "raw_attention", "attention_rollout"),
+    *("dino_attention", "gradient_rollout", "class_tokenrank"),
+}
 needs_backbone = pytest.mark.skipif(
     not photos.backbone_file().is_file() and photos.installed_onnx() is None,
     reason=f"the backbone of `photos` is not here; `{photos.COMMAND}` fetches it",
@@ -102,6 +109,24 @@ def test_float64_end_to_end(method):
     expected = methods[method](this.model).attribute(this.inputs, resolution="token")
     assert expected.dtype == torch.float32
     torch.testing.assert_close(result.float(), expected, atol=1e-4, rtol=1e-3)
+
+
+class _NoDouble(TorchDispatchMode):
+    """A device without float64, such as Apple's."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        assert all(tensor.dtype != torch.float64 for tensor in made), func
+        return result
+
+
+@pytest.mark.filterwarnings("ignore::xattn.errors.PrecisionWarning")
+@pytest.mark.parametrize("method", [m for m in LOOKING if m not in ROWS_SUMMED_IN_DOUBLE])
+def test_nothing_is_float64_unless_asked_for(method):
+    this = case("cls")
+    with _NoDouble():
+        methods[method](this.model).attribute(this.inputs)
 
 
 @pytest.mark.parametrize("precision", [None, "float64"])
