@@ -50,11 +50,20 @@ class BlockInputs(ModuleTrace):
             return
         block = next((call for call in reversed(self.stack) if _NUMBERED.search(call.path)), None)
         tokens = next((x for x in block.args if x.ndim in (3, 4) and x.is_floating_point()), None) if block else None
+        read = next((x for x in self.stack[-1].args if x.ndim in (3, 4)), tokens)
+        if tokens is not None and tokens.ndim == 4 and read is not None and not _holds(tokens, read):
+            return  # channels before the grid, as in MaxViT
         if block is None or tokens is None or block.path in self.given:
             return
         if torch.is_grad_enabled() and not any(tokens is x for x in self.stack[0].args):
             tokens.requires_grad_()  # a frozen model computes them without a gradient
         self.given[block.path] = tokens
+
+
+def _holds(tokens: Tensor, read: Tensor) -> bool:
+    """Whether attention that reads (..., D) can have got it from (B, h, w, D), cut to windows and padded."""
+    width = tokens.shape[-1]
+    return read.shape[-1] == width and read.numel() >= tokens.numel()
 
 
 class TokenGradCAM(TransformerAttribution):

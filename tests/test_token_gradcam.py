@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from family_models import timm_maxvit
 from method_cases import case
 from torch import nn
 
@@ -58,6 +59,11 @@ def test_frozen_windowed_model_and_state():
     assert relevance.shape == images.shape
     assert relevance.sum() > 0
     assert model.layers[0].training
+
+
+def test_channels_before_the_grid_are_not_taken_for_tokens():
+    with pytest.raises(UnsupportedModelError, match="no tokens"):
+        TokenGradCAM(timm_maxvit().eval()).attribute(torch.randn(1, 3, 64, 64), target=1)
 
 
 @pytest.mark.parametrize("layer", [3, -4])
