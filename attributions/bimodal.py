@@ -93,7 +93,8 @@ class BimodalAttention(Attribution):  # type: ignore[misc]  # captum is untyped 
 
     For models with co-attention (LXMERT, ViLBERT) and with an encoder and a decoder (BART, T5, image-grounded text
     encoders); the rules are those of `bimodal_relevance`. A model that joins both modalities in one sequence
-    (ViLT, VisualBERT) is a case for `GenericAttention`, and so is each tower of CLIP.
+    (ViLT, VisualBERT) is a case for `GenericAttention` on the image, given a `TokenLayout` of all its tokens and
+    resolution="token"; each tower of CLIP is one as it is.
 
     The rows of the tokens that the score is read from are shown: of the last attention on which the score depends,
     those with a gradient, averaged with equal weights.

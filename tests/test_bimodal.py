@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from xattn import AttentionTap
+from xattn import AttentionTap, TokenLayout
 from xattn.attributions import BimodalAttention, GenericAttention
 from xattn.attributions.bimodal import Step, bimodal_relevance, normalized
 from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
@@ -195,6 +195,23 @@ def test_text_that_looks_at_an_image():
         "text_encoder.encoder.layer": (2, 7),
     }
     assert not torch.equal(*(next(iter(BimodalAttention(blip()).attribute((IDS, images), t).values())) for t in (0, 1)))
+
+
+def test_both_modalities_in_one_sequence_are_generic_attention_with_a_layout():
+    config = transformers.ViltConfig(
+        **tiny._HF, vocab_size=tiny.VOCABULARY, image_size=tiny.SIZE, patch_size=tiny.PATCH, max_image_length=-1,
+        max_position_embeddings=32, num_labels=tiny.CLASSES,
+    )  # fmt: skip
+    vilt, images = tiny.seeded(transformers.ViltForQuestionAnswering, config).double(), tiny.images().double()
+    forward = lambda images, ids: vilt(input_ids=ids, pixel_values=images).logits  # noqa: E731
+    layout = TokenLayout(("cls",), words=23, pooling="token")  # 7 word pieces, the image's own class token, 16 patches
+    found = GenericAttention(forward, layout=layout).attribute(images, 1, IDS, resolution="token")
+    relevance = torch.eye(24).double()
+    for _, _, matrix in weighted(forward, (images, IDS), (1,)):
+        relevance = relevance + matrix @ relevance
+    torch.testing.assert_close(found, relevance[:, 0], **EXACT)
+    with pytest.raises(UnsupportedModelError, match="no sequence is seen to attend"):
+        BimodalAttention(forward).attribute((images, IDS), 1)
 
 
 MODELS = {"lxmert": (lxmert, (IDS, FEATURES), BOXES), "bart": (bart, (IDS,), None)}
