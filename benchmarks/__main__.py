@@ -19,7 +19,16 @@ from rich.table import Table
 
 from benchmarks._rows import Row
 
-NAMES = ("lambda2", "capture", "matrix_free", "transinterp", "prediction_attention")
+NAMES = (
+    "lambda2",
+    "capture",
+    "matrix_free",
+    "transinterp",
+    "prediction_attention",
+    "perturbation",
+    "segmentation",
+    "bookkeeping",
+)
 Benchmark = Callable[[bool], list[Row]]
 
 
