@@ -3,10 +3,12 @@
 import pytest
 from PIL import Image
 from run_models import tiny
+from text_models import tiny_text_model
 from typer.testing import CliRunner
 
 import xattn.models
 from xattn import cli
+from xattn.evaluation import JUDGES, PRESETS
 from xattn.evaluation import runner as runner_module
 
 
@@ -48,6 +50,8 @@ def test_a_run_prints_a_table_and_writes_everything(run, tmp_path):
     assert max(map(len, done.output.split("2 images")[0].splitlines())) <= 80
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"rows", "report.html", "rows.parquet", "table.csv", "table.md", "table.tex"}
+    assert "Quick run" in done.output
+    assert "Quick run" in (tmp_path / "out" / "report.html").read_text()
     assert str(tmp_path / "out" / "report.html") in done.output.replace("\n", "")
 
 
@@ -96,9 +100,22 @@ def test_flags_take_no_values(run, argument):
 
 
 def test_numbers_reach_the_run(run, seen):
-    run("--method", "random", "--seed", "3", "--chunk", "1", "--batch", "7", "--protocol", "localization")
+    run(
+        "--method",
+        "random",
+        "--seed",
+        "3",
+        "--seeds",
+        "2",
+        "--chunk",
+        "1",
+        "--batch",
+        "7",
+        "--protocol",
+        "localization",
+    )
     (args, kwargs) = seen[0]
-    assert (kwargs["seed"], kwargs["chunk_size"], kwargs["batch_size"]) == (3, 1, 7)
+    assert (kwargs["seed"], kwargs["seeds"], kwargs["chunk_size"], kwargs["batch_size"]) == (3, 2, 1, 7)
     assert [judge.name for judge in args[3]] == ["localization"]
     assert len(args[1]) == 2
 
@@ -117,14 +134,14 @@ def test_presets(run, seen):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--method", "nonsense"), 1, "error: method: expected one of tokenrank"),
-        (("--protocol", "nonsense"), 1, "error: protocol: expected one of"),
-        (("--preset", "nonsense"), 1, "error: preset: expected one of perturbation-2021"),
+        (("--method", "nonsense"), 1, "error: --method: expected one of tokenrank"),
+        (("--protocol", "nonsense"), 1, "error: --protocol: expected one of"),
+        (("--preset", "nonsense"), 1, "error: --preset: expected one of perturbation-2021"),
         (("--preset", "masking", "--protocol", "segmentation"), 2, "either --preset or --protocol"),
         (("--target", "best"), 2, "expected predicted or label"),
         (("--workers", "2"), 2, "is for --engine ray"),
-        (("--engine", "spark"), 1, "error: engine: expected local, ray"),
-        (("--chunk", "0"), 1, "error: chunk_size: expected a positive integer"),
+        (("--engine", "spark"), 1, "error: --engine: expected local, ray"),
+        (("--chunk", "0"), 1, "error: --chunk: expected a positive integer"),
         (("--protocol", "discrimination"), 1, "two objects"),
         (("--model", "nothing"), 1, "there is no model 'nothing'"),
     ],
@@ -139,7 +156,7 @@ def test_mistakes_give_one_message(run, arguments, code, message):
 def test_data_that_is_not_there(run, tmp_path):
     done = run(data=tmp_path / "nowhere")
     assert done.exit_code == 1
-    assert "error: dataset: there is no file or folder" in done.output
+    assert "error: --data: there is no file or folder" in done.output
     assert "demo-two-object" in done.output
 
 
@@ -150,7 +167,7 @@ def test_pictures_without_masks_are_perturbed_only(run, seen, tmp_path):
     done = run("--method", "raw_attention", "--quick", data=tmp_path / "data")
     assert done.exit_code == 0, done.output
     assert [judge.name for judge in seen[0][0][3]] == ["perturbation"]
-    assert "1 pictures could not be used" in done.output
+    assert "1 samples could not be used" in done.output
     assert "b.png" in done.output
     assert run("--method", "raw_attention", "--stop-at-broken", data=tmp_path / "data").exit_code == 1
     assert "needs masks" in run("--protocol", "segmentation", data=tmp_path / "data").output
@@ -164,3 +181,20 @@ def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
     done = run()
     assert done.exit_code == 130
     assert "the same command goes on from there" in done.output
+
+
+def test_protocols_and_presets_are_listed(run):
+    done = run("--list")
+    assert done.exit_code == 0
+    for name in (*JUDGES, *PRESETS):
+        assert name in done.output
+
+
+def test_sentences_are_judged(tmp_path, monkeypatch):
+    model = tiny_text_model(tmp_path)
+    monkeypatch.setattr(xattn.models, "load", lambda name, **options: model)
+    options = ["--model", "text", "--limit", "2", "--method", "tokenrank,random", "--quick", "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli.app, ["evaluate", *options])
+    assert done.exit_code == 0, done.output
+    for text in ("rationale_hit ↑", "removal_positive ↓", "comprehensiveness ↑", "sufficiency ↓", "2 sentences"):
+        assert text in done.output

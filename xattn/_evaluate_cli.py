@@ -173,7 +173,8 @@ def _judges(names: Sequence[str], preset: str | None, *, quick: bool, negative: 
         changed: dict[str, Any] = {}
         if not negative and "negative" in options.get("orders", ()):
             changed["orders"] = ("positive",)
-        if quick and 0.0 in (options.get("fractions", ()) or _QUICK["fractions"]):
+        fractions = options.get("fractions", ())
+        if quick and (fractions is None or 0.0 in fractions):
             changed["fractions"] = _QUICK["fractions"]
         judges.append(judge.configured(**changed) if changed else judge)
     return judges, chosen.target if chosen else "predicted"
