@@ -52,6 +52,18 @@ _ALL = (
         "predicted",
         "tokens filled, dropped or hidden from attention, in both orders; probability and accuracy",
     ),
+    Preset(
+        "insertion-deletion-2018",
+        (JUDGES["insertion-deletion"],),
+        "predicted",
+        "Petsiuk et al. 2018 (RISE): pixels revealed on a blurred image, and pixels turned black; probability",
+    ),
+    Preset(
+        "eraser-2020",
+        (JUDGES["eraser"],),
+        "predicted",
+        "DeYoung et al. 2020 (ERASER): comprehensiveness and sufficiency of sentences, at 1, 5, 10, 20 and 50 %",
+    ),
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
