@@ -36,8 +36,9 @@ class Answers:
             p.seen: seen,
             p.curves: [],
             p.judged: "",
+            p.progress: "",
             p.says: _bars(seen),
-            p.target: gr.Dropdown(choices=self._viewer.classes(seen), value=explanation.target),
+            p.target: gr.update(choices=self._viewer.classes(seen), value=explanation.target),
             p.maps: figure + report.notes(explanation),
         }
 
@@ -53,8 +54,8 @@ class Answers:
                 p.steps: steps,
                 p.tokens: drawing.token_picture(seen.image, layout, walk.start),
                 p.table: drawing.head_table(lambda2, walk.layer, walk.head),
-                p.layer: gr.Dropdown(choices=list(range(len(lambda2))), value=walk.layer),
-                p.head: gr.Dropdown(choices=[MEAN, *range(heads)], value=MEAN if walk.head is None else walk.head),
+                p.layer: gr.update(choices=list(range(len(lambda2))), value=walk.layer),
+                p.head: gr.update(choices=[MEAN, *range(heads)], value=MEAN if walk.head is None else walk.head),
                 p.direction: walk.direction,
                 p.attention: drawing.as_html(first, f"First step {figures.walk_name(walk, layout)}")
                 + _elsewhere(steps, found),
@@ -89,16 +90,16 @@ class Answers:
         return {self._parts.predicted: seen, self._parts.predictions: shown}
 
     def judged(self, seen: Seen, curves: Sequence[MapCurve]) -> Update:
-        """Curves so far, with what is still to come."""
+        """How far the curves are, and once both of a map are there, the figure."""
         p, total = self._parts, len(ORDERS) * len(seen.explanation.maps)
         bar = f'<progress value="{len(curves)}" max="{total}"></progress><p>{len(curves)} of {total} curves</p>'
-        done = len(curves) == total
-        shown = ""
-        if curves:
-            with self._viewer.shelf.alone():
-                figure = figures.curves_figure(curves, seen.explanation.target_name)
-                shown = drawing.as_html(figure, "Perturbation curves of the maps") + report.areas_table(curves)
-        return {p.message: "", p.curves: list(curves), p.judged: shown if done else bar + shown}
+        update = {p.message: "", p.progress: bar if len(curves) < total else ""}
+        if not curves or len(curves) % len(ORDERS):
+            return update if curves else {**update, p.judged: "", p.curves: []}
+        with self._viewer.shelf.alone():
+            figure = figures.curves_figure(curves, seen.explanation.target_name)
+            shown = drawing.as_html(figure, "Perturbation curves of the maps") + report.areas_table(curves)
+        return {**update, p.judged: shown, p.curves: list(curves)}
 
 
 def problem(text: str) -> str:

@@ -112,13 +112,15 @@ class Events:
     ) -> Iterator[Update]:
         """Another picture, model or class, or other methods; a class is kept with its picture and model alone."""
         p = self._parts
-        if event.target is p.examples:
+        if _came_from(event, p.examples):
             picture = self._examples[event.index].picture
-        elif event.target is p.upload:
+        elif _came_from(event, p.upload):
             picture = self._viewer.upload(path or "")
         elif picture is None:
             picture = self._first.picture
-        kept = event.target in (p.target, p.explain) and seen is not None and seen.model == model and target != ""
+        kept = _came_from(event, p.target, p.explain) and seen is not None and seen.model == model and target != ""
+        if kept and seen and _came_from(event, p.target) and target == seen.explanation.target:
+            return  # pages tell of a choice twice
         yield self._answers.explained(picture, self._viewer.explain(model, picture, methods, target if kept else None))
 
     def _follow(self, seen: Seen | None, steps: Steps | None) -> Iterator[Update]:
@@ -149,13 +151,13 @@ class Events:
         seen, p = _present(seen), self._parts
         found = seen.walkable()
         walk = steps.walk if steps is not None and steps.fits(seen) else seen.first_walk()
-        if event.target is p.tokens:
+        if _came_from(event, p.tokens):
             x, y = event.index
             start = drawing.token_clicked(x, y, drawing.shown_size(seen.image), found.layout)
             walk = replace(walk, start=start)
-        elif event.target is p.from_class:
+        elif _came_from(event, p.from_class):
             walk = replace(walk, start=None)
-        elif event.target is p.table:
+        elif _came_from(event, p.table):
             x, y = event.index
             layers, heads = found.lambda2.shape
             cell = drawing.head_clicked(x, y, (layers, heads))
@@ -186,7 +188,12 @@ class Events:
         seen = _present(seen)
         steps = steps if steps is not None and steps.fits(seen) else None
         path = self._viewer.save(seen, steps, curves, kind)
-        yield {self._parts.file: gr.DownloadButton(value=str(path)), self._parts.message: ""}
+        yield {self._parts.file: gr.update(value=str(path)), self._parts.message: ""}
+
+
+def _came_from(event: gr.EventData, *parts: Any) -> bool:  # noqa: ANN401
+    """Whether one of the parts was clicked, told by its name: gradio hands out copies of those that were updated."""
+    return event.target is not None and event.target.elem_id in [part.elem_id for part in parts]
 
 
 def _present(seen: Seen | None) -> Seen:

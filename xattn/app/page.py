@@ -86,6 +86,7 @@ class Parts:
     evaluate: gr.Button
     saves: dict[str, gr.Button]
     file: gr.DownloadButton
+    progress: gr.HTML
     judged: gr.HTML
     tokens: gr.Image
     from_class: gr.Button
@@ -101,7 +102,7 @@ class Parts:
     def explaining(self) -> list[Any]:
         """What changes with the picture, the class or the methods."""
         kept = [self.picture, self.seen, self.curves]
-        return [*kept, self.message, self.says, self.target, self.maps, self.judged]
+        return [*kept, self.message, self.says, self.target, self.maps, self.judged, self.progress]
 
     def walking(self) -> list[Any]:
         """What changes with the walk; the message is for refusals."""
@@ -114,7 +115,7 @@ class Parts:
 
     def judging(self) -> list[Any]:
         """What changes with each curve."""
-        return [self.curves, self.message, self.judged]
+        return [self.curves, self.message, self.judged, self.progress]
 
 
 def lay_out(models: Sequence[str], chosen: str, examples: Sequence[Example], most_mb: float) -> Parts:
@@ -188,6 +189,7 @@ def _maps() -> dict[str, Any]:
         "evaluate": evaluate,
         "saves": saves,
         "file": file,
+        "progress": gr.HTML(elem_id="progress"),
         "judged": gr.HTML(elem_id="judged"),
     }
 
