@@ -70,6 +70,19 @@ def test_a_card_tells_the_passes_that_the_method_declares(name):
     assert (forwards, backwards) == (methods[name].forwards, methods[name].backwards)
 
 
+@each_method
+def test_a_card_gives_the_measured_rate_of_two_objects_told_apart(name):
+    if not methods[name].is_class_specific:
+        return
+    table = (DOCS / "class_discrimination.md").read_text()
+    row = re.search(rf"^\| {name} \|.*\| ([\d.]+) \([^|]*\|$", table, re.M)
+    if row is None:
+        pytest.skip(f"{name} was not measured")
+    both = float(row[1])
+    text = (CARDS / f"{name}.md").read_text()
+    assert re.search(rf"{both:g}(\.0)? %", text), f"the card of {name} does not say {both:g} %"
+
+
 def test_there_is_no_card_without_a_method():
     assert {path.stem for path in CARDS.glob("*.md")} - {"index"} == set(methods)
 
