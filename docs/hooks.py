@@ -22,6 +22,8 @@ def on_config(config: Any) -> Any:  # noqa: ANN401
     for package, folder in setup["package-dir"].items():
         target = BUILT / Path(*package.split("."))
         shutil.copytree(ROOT / folder, target, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+    for file in BUILT.glob("**/*.py"):  # the reference knows the heading in the plural only
+        file.write_text(re.sub(r"^( *)Example:$", r"\1Examples:", file.read_text(), flags=re.MULTILINE))
     return config
 
 
