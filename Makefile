@@ -29,8 +29,9 @@ typecheck: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -t build/check .
 	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xattn
 
+# make bench [BENCH="lambda2 capture"] [OUT=before.json]
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH) $(if $(OUT),--out $(OUT))
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""All benchmarks: `python -m benchmarks [NAME ...] [--quick] [--out FILE.json]`.
+"""All benchmarks: `python -m benchmarks [NAME ...] [--quick] [--out FILE.json]`; see `benchmarks/README.md`.
 
 Numbers of different runs compare only as ratios, and only on a quiet machine; the load average is recorded with them.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ NAMES = (
     "perturbation",
     "segmentation",
     "bookkeeping",
+    "peers",
 )
 Benchmark = Callable[[bool], list[Row]]
 
@@ -37,12 +39,15 @@ def run(benchmarks: Sequence[Benchmark] | None = None) -> None:
     arguments = _arguments(named=benchmarks is None)
     if benchmarks is None:
         benchmarks = [importlib.import_module(f"benchmarks.{name}").main for name in arguments.names or NAMES]
-    before = os.getloadavg()
-    rows = [row for benchmark in benchmarks for row in benchmark(arguments.quick)]
-    facts = _facts(before)
-    Console().print(_table(rows, facts))
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1))
+    before, rows = os.getloadavg(), list[Row]()
+    for benchmark in benchmarks:
+        start, name = time.perf_counter(), benchmark.__module__.rpartition(".")[2]
+        rows += benchmark(arguments.quick)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        if arguments.out:  # after each one, so that a run that is broken off leaves what it has
+            content = {"facts": _facts(before), "rows": [asdict(row) for row in rows]}
+            arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    Console().print(_table(rows, _facts(before)))
 
 
 def _facts(before: tuple[float, float, float]) -> dict[str, object]:

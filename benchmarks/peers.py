@@ -1,12 +1,12 @@
 """Other packages on the same model and photographs: seconds, and how far their maps agree with those of xattn.
 
-    pip install captum torchcam torchxai-explain quantus
+    pip install captum torchcam torchxai-explain
     python -m benchmarks.peers [--quick]
 
 The model is `photos`, a timm ViT. Maps are averaged over the cells of its 16 x 16 grid and compared by Spearman's rank
 correlation, mean over photographs. Each map is compared with the method of xattn that is its counterpart; captum's
 Saliency and IntegratedGradients have none and are yardsticks beside TokenRank. Packages that are not installed are
-skipped by name.
+skipped by name. quantus makes no maps; `benchmarks.perturbation` compares with it.
 """
 
 import sys
@@ -26,11 +26,10 @@ from benchmarks._photos import photographs, prepared
 from benchmarks._rows import Row, fastest
 from xattn.attributions import AttentionRollout, GradientRollout, TokenGradCAM, TokenRank
 from xattn.errors import WeightsError
-from xattn.evaluation import perturbation
 from xattn.models import photos
 
 Maps = Callable[[nn.Module, Tensor, Tensor], Tensor]
-COUNT, QUICK, STEPS = 4, 2, 8
+COUNT, QUICK = 4, 2
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,6 @@ def main(quick: bool = False) -> list[Row]:
         for peer in PEERS:
             if _is_here(peer.package, peer.module):
                 rows += _compare(peer, model, images, targets)
-        if _is_here("quantus", "quantus"):
-            rows += _pixel_flipping(model, images, targets)
     return rows
 
 
@@ -134,7 +131,10 @@ def _is_here(package: str, module: str) -> bool:
 
 def _compare(peer: Peer, model: nn.Module, images: Tensor, targets: Tensor) -> list[Row]:
     calls = {"theirs": peer.maps, "ours": OURS[peer.ours]}
-    times, maps = _timed({name: lambda call=call: call(model, images, targets) for name, call in calls.items()})
+    maps: dict[str, Tensor] = {}
+    times = fastest(
+        {name: lambda name=name: maps.update({name: calls[name](model, images, targets)}) for name in calls}, repeats=1
+    )
     pairs = zip(_cells(maps["theirs"]), _cells(maps["ours"]), strict=True)
     agreement = np.mean([spearmanr(theirs, ours).statistic for theirs, ours in pairs])
     case = f"{peer.package} {version(peer.package)} {peer.name}"
@@ -145,50 +145,10 @@ def _compare(peer: Peer, model: nn.Module, images: Tensor, targets: Tensor) -> l
     ]
 
 
-def _timed(calls: dict[str, Callable[[], Tensor]]) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Seconds of one call each, after one that is not counted, and what it gave."""
-    given: dict[str, Tensor] = {}
-    return fastest({name: lambda name=name: given.update({name: calls[name]()}) for name in calls}, 1), given
-
-
 def _cells(maps: Tensor) -> Tensor:
     """(B, h, w) -> (B, cells), averaged over the cells of the model's grid."""
     side = photos.SIZE // 14
     return adaptive_avg_pool2d(maps.detach().float(), (side, side)).flatten(1)
-
-
-def _pixel_flipping(model: nn.Module, images: Tensor, targets: Tensor) -> list[Row]:
-    """The curve of a metric rather than a map: pixels set to zero by TokenRank's relevance.
-
-    quantus removes one channel of a pixel at a time, so its curve takes three times as many forward passes; every third
-    value is compared. Pixels of one patch are equally relevant, and the packages take them in different orders.
-    """
-    import quantus
-
-    relevance = TokenRank(model).attribute(images).mean(1)
-    metric = quantus.PixelFlipping(
-        features_in_step=images[0, 0].numel() // STEPS,
-        perturb_baseline=0.0,
-        normalise=False,
-        abs=False,
-        disable_warnings=True,
-        display_progressbar=False,
-    )
-    arrays = {"x_batch": images.numpy(), "y_batch": targets.numpy(), "a_batch": relevance.unsqueeze(1).numpy()}
-    fractions = torch.arange(1, STEPS + 1) / STEPS
-    times, curves = _timed(
-        {
-            "theirs": lambda: torch.tensor(np.array(metric(model, **arrays, softmax=True)))[:, 2::3],
-            "ours": lambda: perturbation(model, images, relevance, targets, fractions=fractions).values,
-        }
-    )
-    difference = (curves["theirs"] - curves["ours"]).abs().mean()
-    case = f"quantus {version('quantus')} PixelFlipping, {STEPS} steps"
-    return [
-        Row("peers", case, "s per photograph", times["theirs"] / len(images), None),
-        Row("peers", case, "time / perturbation", times["theirs"] / times["ours"], "higher"),
-        Row("peers", case, "mean difference of the curves", float(difference), None),
-    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The comparison of two benchmark files."""
+"""The comparison of two benchmark files, and that all benchmarks are run and explained."""
 
 import importlib.util
 import json
@@ -51,3 +51,13 @@ def test_better_numbers_are_no_news(better):
     old, new = (2.0, 1.0) if better == "lower" else (1.0, 2.0)
     key = ("b", "c", "m")
     assert compare.slower({key: (old, better)}, {key: (new, better)}) == {}
+
+
+def test_every_benchmark_is_explained_and_run():
+    folder = _PATH.parent
+    scripts = {path.stem: path.read_text() for path in folder.glob("[a-z]*.py") if path.stem != "compare"}
+    readme, together = (folder / "README.md").read_text(), (folder / "__main__.py").read_text()
+    assert len(scripts) > 10
+    for name, text in scripts.items():
+        assert f"`{name}`" in readme, name
+        assert (f'"{name}",' in together) == ("-> list[Row]:" in text), name
