@@ -28,8 +28,8 @@ _log = logging.getLogger("xattn.app")
 class Events:
     """Ties clicks to answers. It keeps nothing about people: what they see travels in their own session.
 
-    Whatever changes the picture, the class or the maps is one listener, whatever moves the walk another: a page runs a
-    listener once at a time and the last click wins, so answers cannot overtake each other.
+    Whatever changes the picture, the class or the maps is one listener, whatever moves the walk another. Every click of
+    theirs is answered, in order: gradio's "always_last" would repeat the first click in place of the last.
     """
 
     def __init__(self, viewer: Viewer, parts: Parts, examples: Sequence[Example], first: Example) -> None:
@@ -50,8 +50,9 @@ class Events:
         walked.then(**self._call(self._predict, [p.seen, p.predicted], p.predicting(), p.predictions))
         walking = [p.tokens.select, p.from_class.click, p.table.select, p.layer.input, p.head.input, p.direction.input]
         where = [p.layer, p.head, p.direction, p.bounces, p.seen, p.steps]
-        self._on(walking, self._walk, where, p.walking(), p.frame)
-        self._on([p.bounces.change], self._slide, [p.bounces, p.seen, p.steps], [p.message, p.frame], p.frame)
+        self._on(walking, self._walk, where, p.walking(), p.frame, concurrency_limit=1)
+        slid = [p.bounces, p.seen, p.steps]
+        self._on([p.bounces.change], self._slide, slid, [p.message, p.frame], p.frame, trigger_mode="always_last")
         self._on([p.upload.click], self._clear, [], [p.message], p.message)
         for kind, button in p.saves.items():
             save = partial(self._save, kind)
@@ -69,7 +70,7 @@ class Events:
         **more: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         """Ties events to one answer; `busy` shows that something is being computed."""
-        return gr.on(triggers, **self._call(answer, inputs, outputs, busy), **{"trigger_mode": "always_last", **more})
+        return gr.on(triggers, **self._call(answer, inputs, outputs, busy), **{"trigger_mode": "multiple", **more})
 
     def _call(self, answer: Answer, inputs: list[Any], outputs: list[Any], busy: gr.HTML) -> dict[str, Any]:
         return {
