@@ -7,6 +7,7 @@ from types import MappingProxyType
 from xattn.errors import ArgumentError
 from xattn.evaluation import _judges_mask as _judges_mask
 from xattn.evaluation import _judges_model as _judges_model
+from xattn.evaluation import _judges_sanity as _judges_sanity
 from xattn.evaluation import _judges_text as _judges_text
 from xattn.evaluation._labels import Explained
 from xattn.evaluation.judges import JUDGES as JUDGES

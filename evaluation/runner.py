@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.evaluation import _judges_mask as _judges_mask
 from xattn.evaluation import _judges_model as _judges_model
+from xattn.evaluation import _judges_sanity as _judges_sanity
 from xattn.evaluation import _judges_text as _judges_text
 from xattn.evaluation._labels import Explained
 from xattn.evaluation._plan import Job, Plan, check_needs, remaining
