@@ -64,10 +64,11 @@ class ForwardPass:
             return scores(self.logits, index)
 
     def gradients(self, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Gradient of each sample's score by tensors of the graph; None where the score does not depend on one."""
-        if self.slopes is not None:
-            return self.slopes.of(self.score(), tensors)
-        return gradients_of(self.score(), tensors)
+        """Gradient of each sample's score by tensors of the graph, on the inputs' device; None where it has none."""
+        score = self.score()
+        found = gradients_of(score, tensors) if self.slopes is None else self.slopes.of(score, tensors)
+        home = self.inputs.device
+        return tuple(None if gradient is None else gradient.to(home) for gradient in found)
 
     def patch_mean(self, values: Tensor, dim: int) -> Tensor:
         """Mean over the patches (words) along `dim` of (B, ...), which is kept; padding does not count."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from xattn._layers import Layers, check_layers
@@ -46,7 +47,7 @@ class Gathering:
         if record.kind in ("window", "channel"):
             self._unreadable = self._unreadable or record
         elif record.kind == "pooling":
-            self._poolings.append((record.stream, record.attention.detach().mean(dim=(1, 2))))
+            self._poolings.append((record.stream, record.attention.detach().mean(dim=(1, 2)).to(self._inputs.device)))
         elif record.kind == "cross":
             self._decoders.add(record.stream)
         elif record.kind == "self" and self._unreadable is None:
@@ -98,11 +99,20 @@ class Gathering:
             self._others.setdefault(record.stream, record)
             return
         self._check_tokens(record, self._layout)
+        record = self._at_home(record)
         self.valid = record.valid_keys if self.valid is None else self.valid
         if self._reducer is None:
             self.kept.append(record)
         else:
             self._reducer.update(record, self._layout)
+
+    def _at_home(self, record: AttentionRecord) -> AttentionRecord:
+        """The record on the input's device, where all is accumulated; a model may be spread over several."""
+        home, valid = self._inputs.device, record.valid_keys
+        valid = valid if valid is None else valid.to(home)
+        if torch.is_grad_enabled():  # a copy would not be what the score depends on
+            return replace(record, valid_keys=valid)
+        return replace(record, attention=record.attention.to(home), valid_keys=valid)
 
     def _owns_input(self, record: AttentionRecord) -> bool:
         """Images own the tokens that a convolution made, words the others; a given layout decides by its length."""

@@ -188,7 +188,7 @@ class RelevanceAttribution(TransformerAttribution):
             return recording.relevance(score, tensors, self.rules, retain_graph=False)
         *wanted, arrived = recording.relevance(score, [*tensors, recording.input], self.rules, retain_graph=False)
         started = self.rules.start_value(score.detach())
-        self._deltas.append(arrived.flatten(1).sum(1) - started)
+        self._deltas.append(arrived.flatten(1).sum(1) - started.to(arrived.device))
         return tuple(wanted)
 
     @abstractmethod

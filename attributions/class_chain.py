@@ -129,7 +129,7 @@ class ClassTokenRank(TokenRank):
                 'the last layer of a model that reads its class token); choose earlier layers or tokens="all"'
             )
         pairs = zip(gradients, forward.records, strict=True)
-        return [(gradient * record.attention.detach()).clamp_min(0) for gradient, record in pairs]
+        return [(gradient * record.attention.detach().to(gradient.device)).clamp_min(0) for gradient, record in pairs]
 
     def _walked(self, matrix: Tensor, forward: ForwardPass) -> Tensor:
         first = forward.layout.num_prefix if self.tokens == "patches" else 0

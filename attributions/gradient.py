@@ -24,8 +24,9 @@ class GradientAttention(TransformerAttribution):
 
     def _weighted(self, forward: ForwardPass) -> list[tuple[Tensor, Tensor]]:
         """Each layer's attention and its gradient, both (B, heads, N, N)."""
-        attentions = [record.attention for record in forward.records]
-        return list(zip([a.detach() for a in attentions], attention_gradients(forward), strict=True))
+        home = forward.inputs.device
+        attentions = [record.attention.detach().to(home) for record in forward.records]
+        return list(zip(attentions, attention_gradients(forward), strict=True))
 
 
 def attention_gradients(forward: ForwardPass) -> tuple[Tensor, ...]:

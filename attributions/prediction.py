@@ -95,15 +95,18 @@ class PredictionAttribution(TransformerAttribution):
 
     def _target_maps(self, forward: ForwardPass, tokens: LayerTokens) -> Tensor:
         """(B, 1, patches) prediction maps of the targets."""
-        maps, index = self._class_maps(forward, tokens), forward.target_index
+        maps = self._class_maps(forward, tokens)
+        index = forward.target_index.to(maps.device)
         if index.shape[1] == 0:  # logits (B,): nothing to choose
             return maps
         return maps.gather(1, index.unsqueeze(-1).expand(-1, -1, maps.shape[-1]))
 
     def _class_maps(self, forward: ForwardPass, tokens: LayerTokens) -> Tensor:
         """(B, classes, patches) prediction maps; 0 at padding."""
-        read = torch.cat([tokens.after(layer) for layer in self._layer_indices], -1)[:, forward.layout.num_prefix :]
-        logits = find_head(self.head, forward, tokens)(read)
+        assert forward.logits is not None  # _check saw to it
+        there, home = forward.logits.device, forward.inputs.device
+        read = torch.cat([tokens.after(layer).to(there) for layer in self._layer_indices], -1)
+        logits = find_head(self.head, forward, tokens)(read[:, forward.layout.num_prefix :]).to(home)
         maps = (logits if self.space == "logit" else probabilities(logits)).mT.contiguous()
         return maps if forward.valid is None else maps * forward.valid[:, None, forward.layout.num_prefix :]
 

@@ -118,7 +118,7 @@ class PartialLRP(RelevanceAttribution):
     def _read(self, forward: ForwardPass, recording: Recording, score: Tensor) -> Tensor:
         (record,) = forward.records
         (relevance,) = self._propagate(recording, score, [record.attention])
-        matrix = relevance.clamp(min=0).mean(1)
+        matrix = relevance.clamp(min=0).mean(1).to(forward.inputs.device)
         return torch.einsum("bi,bij->bj", _tokens_read(forward).to(matrix.dtype), matrix)
 
 
@@ -167,7 +167,7 @@ class RelevanceRollout(RelevanceAttribution):
         row = _tokens_read(forward).to(relevance[0].dtype)
         for weight, share in reversed(list(zip(weights, relevance, strict=True))):
             matrix = (share if weight is None else share * weight).clamp_(min=0).mean(1)
-            row = row + torch.einsum("bi,bij->bj", row, matrix)
+            row = row + torch.einsum("bi,bij->bj", row, matrix.to(row.device))
         return row
 
     def _weights(self, score: Tensor, attention: Sequence[Tensor]) -> Sequence[Tensor | None]:

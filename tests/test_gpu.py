@@ -130,3 +130,18 @@ def test_peak_memory_of_matrix_free_chains():
     operator = markov.AttentionOperator(query, key, materialize=False)
     operator.rmatvec(torch.ones(states, device="cuda"))
     assert torch.cuda.max_memory_allocated() - before < 100 * 2**20
+
+
+@pytest.mark.parametrize("method", methods)
+def test_a_model_spread_over_devices_is_explained_on_the_inputs_device(method):
+    if method == "random":
+        pytest.skip("RandomAttribution: its numbers come from the input alone")
+    spread = copy.deepcopy(case("cls").model)
+    for module in (*spread.blocks[1:], spread.norm, spread.head):
+        module.to("cuda")
+    spread.blocks[1].register_forward_pre_hook(lambda block, args: tuple(x.to("cuda") for x in args))
+    found = methods[method](spread).attribute(case("cls").inputs, target=1, resolution="token")
+    assert not found.is_cuda
+    expected = explain(method, case("cls"), target=1)
+    scale = expected.abs().amax().clamp(min=1e-12)
+    torch.testing.assert_close(found / scale, expected / scale, atol=5e-3, rtol=1e-2)
