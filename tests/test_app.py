@@ -385,7 +385,10 @@ class TestViewer:
         steps = view.step(seen, taken)
         assert torch.equal(steps.film, walk.film(model, inputs, taken, LAYOUT))
         last = PredictionMap(model, layer=1).attribute(inputs, 3, resolution="patch")[0]
-        assert torch.allclose(view.prediction_maps(seen)["layer 1"], last)
+        maps, attention = view.prediction_maps(seen)
+        assert torch.allclose(maps["layer 1"], last)
+        looked = walk.attention(model, inputs, Walk(None, 0), LAYOUT)
+        assert torch.allclose(attention[0].flatten(), looked[1:], atol=1e-6)
 
     def test_curves_come_one_by_one(self, view, picture):
         seen = view.explain("tiny", picture, METHODS)

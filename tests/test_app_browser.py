@@ -254,10 +254,10 @@ def test_an_example_and_another_class(page, model):
     page.get_by_role("option", name=re.compile("^star")).click()
     tab(page, "Prediction per layer")
     page.wait_for_selector("#predictions img[alt*='of star']")
-    maps = judge.prediction_maps(
-        model, model.preprocess(ring.image)[None], model.classes.index("star"), 6, model.layout
-    )
-    expected = pixels(drawing.as_png(figures.prediction_figure(ring.image, maps, "star")))
+    inputs, star = model.preprocess(ring.image)[None], model.classes.index("star")
+    maps = judge.prediction_maps(model, inputs, star, 6, model.layout)
+    attention = judge.attention_maps(model, inputs, model.layout)
+    expected = pixels(drawing.as_png(figures.prediction_figure(ring.image, maps, attention, "star")))
     assert np.abs(shown(page, "#predictions") - expected).mean() < 1
     assert page.locator("#says .says span").first.inner_text() == "ring"
 
@@ -292,8 +292,12 @@ def test_of_quick_clicks_the_last_one_wins(page):
     choose(page, 0, "tree")
     tab(page, "Walk over tokens")
     page.wait_for_selector("#frame img")
+    image = page.locator("#tokens img")
+    image.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('#tokens img').complete")
+    box = image.bounding_box()
     for column in range(4):
-        click(page, "#tokens", (column + 0.5) / 12, 2.5 / 12)
+        page.mouse.click(box["x"] + (column + 0.5) / 12 * box["width"], box["y"] + 2.5 / 12 * box["height"])
     page.wait_for_selector("#frame img[alt*='from patch (row 2, column 3)']")
 
 

@@ -80,12 +80,12 @@ class Answers:
     def predictions(self, seen: Seen) -> Update:
         """Prediction maps of all layers, or why there are none."""
         try:
-            maps = self._viewer.prediction_maps(seen)
+            maps, attention = self._viewer.prediction_maps(seen)
         except UnsupportedModelError as error:
             return {self._parts.predicted: seen, self._parts.predictions: note(str(error))}
         name = seen.explanation.target_name
         with self._viewer.shelf.alone():
-            figure = figures.prediction_figure(seen.image, maps, name)
+            figure = figures.prediction_figure(seen.image, maps, attention, name)
             shown = drawing.as_html(figure, f"Prediction maps of {name} per layer")
         return {self._parts.predicted: seen, self._parts.predictions: shown}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -11,8 +12,8 @@ from xattn.app.walk import BOUNCES, Walk
 from xattn.explanation import Explanation
 from xattn.layout import TokenLayout
 
-STRIP = (0, 1, 2, 3, 5, 10, BOUNCES, BOUNCES + 1)
-"""Frames of a film that the report shows."""
+STRIP = (0, 1, 2, 3, 5, 10, BOUNCES)
+"""Bounces that the report shows, before the limit."""
 
 _WORDS = {
     "positive": "most relevant first: a low curve is good",
@@ -33,8 +34,7 @@ def frame_figure(image: Tensor, film: Tensor, n: int) -> Figure:
 
 def film_figure(image: Tensor, film: Tensor, walk: Walk, layout: TokenLayout) -> Figure:
     """Some frames of a film."""
-    frames = {frame_name(n): film[n] for n in STRIP}
-    return viz.comparison(image, frames, title=walk_name(walk, layout), columns=5)
+    return viz.bounce_film(image, film[:-1], film[-1], steps=STRIP, title=walk_name(walk, layout), columns=5)
 
 
 def attention_figure(image: Tensor, attention: Tensor, walk: Walk, layout: TokenLayout) -> Figure:
@@ -43,10 +43,10 @@ def attention_figure(image: Tensor, attention: Tensor, walk: Walk, layout: Token
     return _single(image, layout.patches(attention), title)
 
 
-def prediction_figure(image: Tensor, maps: Mapping[str, Tensor], name: str) -> Figure:
-    """Prediction maps of all layers on one scale."""
-    title = f"probability of {name}, asked at each patch"
-    return viz.comparison(image, maps, title=title, scale="shared", columns=min(len(maps) + 1, 5))
+def prediction_figure(image: Tensor, maps: Mapping[str, Tensor], attention: Tensor, name: str) -> Figure:
+    """Prediction maps of all layers on one scale, and below them where each layer looked."""
+    title = f"probability of {name}, asked at each patch; attention of where the answer is read"
+    return viz.prediction_layers(image, {name: torch.stack(list(maps.values()))}, attention, title=title)
 
 
 def curves_figure(curves: Sequence[MapCurve], name: str) -> Figure:
@@ -55,15 +55,12 @@ def curves_figure(curves: Sequence[MapCurve], name: str) -> Figure:
     methods = list(dict.fromkeys(curve.method for curve in curves))
     panels = figure.subplots(1, len(ORDERS), sharey=True)
     for axes, order in zip(panels, ORDERS, strict=True):
-        for curve in (curve for curve in curves if curve.order == order):
-            number = methods.index(curve.method)
-            style = ("-", "--", ":")[number // 10 % 3]
-            axes.plot(curve.fractions, curve.values, style, color=f"C{number % 10}", marker=".", label=curve.method)
-        axes.set(title=_WORDS[order], xlabel="share of patches removed", ylim=(-0.02, 1.02), xlim=(0, 1))
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel(f"probability of {name}")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False)
+        found = {c.method: (c.fractions, c.values[None]) for c in curves if c.order == order}
+        xlabel, ylabel = "share of patches removed", f"probability of {name}" if axes is panels[0] else ""
+        viz.curves(found, ax=axes, names=methods, title=_WORDS[order], xlabel=xlabel, ylabel=ylabel)
+        axes.set(ylim=(-0.02, 1.02), xlim=(0, 1))
+        axes.get_legend().remove()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, handlelength=3)
     return figure
 
 

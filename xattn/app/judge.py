@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from xattn.attributions import PredictionMap
+from xattn.attributions import NBounceAttention, PredictionMap
 from xattn.evaluation import perturbation
 from xattn.evaluation._ranking import Order
 from xattn.layout import TokenLayout
@@ -46,6 +46,12 @@ def prediction_maps(model: Model, inputs: Tensor, target: int, layers: int, layo
         .cpu()
         for layer in range(layers)
     }
+
+
+def attention_maps(model: Model, inputs: Tensor, layout: TokenLayout) -> Tensor:
+    """(layers, h, w) mean attention of the heads, from where the answer is read to the patches."""
+    method = NBounceAttention(model, n=1, tokens="all", layers="all", layout=layout)
+    return method.maps(inputs)[0].mean(1).cpu()
 
 
 def curve(model: Model, inputs: Tensor, relevance: Tensor, target: int, method: str, order: Order) -> MapCurve:

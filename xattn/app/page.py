@@ -60,8 +60,8 @@ forgets at once. Click a head to follow it alone, or a layer's name for the mean
 """
 
 _PREDICTIONS = """
-What the model would answer if it were asked at each patch, after each layer: the probability of the chosen class, one
-scale for all layers.
+What the model would answer if it were asked at each patch, after each layer (the probability of the chosen class), and
+below it where that layer looked: did it not look, or did it not recognise?
 """
 
 

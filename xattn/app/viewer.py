@@ -141,11 +141,13 @@ class Viewer:
             film = walk.film(model, inputs, taken, layout)
             return Steps(taken, film, walk.attention(model, inputs, taken, layout), seen)
 
-    def prediction_maps(self, seen: Seen) -> dict[str, Tensor]:
-        """Prediction map of the explained class after each layer."""
+    def prediction_maps(self, seen: Seen) -> tuple[dict[str, Tensor], Tensor]:
+        """Prediction map of the explained class after each layer, and each layer's attention (layers, h, w)."""
         found = seen.walkable()
         with self.shelf.use(seen.model) as model:
-            return judge.prediction_maps(model, seen.inputs(model), seen.target, len(found.lambda2), found.layout)
+            inputs, layers = seen.inputs(model), len(found.lambda2)
+            maps = judge.prediction_maps(model, inputs, seen.target, layers, found.layout)
+            return maps, judge.attention_maps(model, inputs, found.layout)
 
     def curves(self, seen: Seen) -> Iterator[list[MapCurve]]:
         """Perturbation curves of all maps, one more with each step; others may ask in between."""
@@ -176,7 +178,7 @@ class Viewer:
             figure = figures.film_figure(seen.image, steps.film, steps.walk, seen.walkable().layout)
             sections.append(("A walk over the tokens", as_html(figure, "Bounces and their limit")))
         try:
-            figure = figures.prediction_figure(seen.image, self.prediction_maps(seen), name)
+            figure = figures.prediction_figure(seen.image, *self.prediction_maps(seen), name)
             sections.append(("Prediction per layer", as_html(figure, f"Probability of {name} at each patch")))
         except UnsupportedModelError as error:
             sections.append(("Prediction per layer", f"<p>{html.escape(str(error))}</p>"))
