@@ -63,11 +63,31 @@ COMPUTE = {
         [ev.segmentation_totals(ev.segmentation_scores(r, mask))["miou_dataset"]]
     ),
 }
+IDS = torch.arange(1, 9).repeat(6, 1)  # six sentences of six words between two special tokens
+EVIDENCE = torch.tensor([0.0, 0.0, 2.5, -1.0, -0.8, 1.0, 0.2, 0.1, 0.0])
+
+
+def bag(ids, mask):
+    """The second class's logit is the sum of what the words say for it."""
+    return torch.stack([torch.zeros(len(ids)), (EVIDENCE[ids] * mask).sum(1)], 1)
+
+
+def removal(**options):
+    return lambda r: ev.token_removal(bag, IDS, torch.ones_like(IDS), r, 1, **options).auc()
+
+
+TEXT = {
+    "removal_positive": removal(),
+    "removal_negative": removal(order="negative"),
+    "comprehensiveness": lambda r: ev.comprehensiveness(bag, IDS, torch.ones_like(IDS), r, 1),
+    "sufficiency": lambda r: ev.sufficiency(bag, IDS, torch.ones_like(IDS), r, 1),
+    "rationale_hit": lambda r: ev.rationale_hit(list(r[:, 1:-1]), [[0]] * len(r)),
+}
 NOT_RANKED = {"parameter_randomization", "random_logit", "sensitivity_max", "infidelity", "sparseness", "complexity"}
 
 
 def test_every_metric_is_checked():
-    assert set(COMPUTE) | NOT_RANKED == set(METRICS)
+    assert set(COMPUTE) | set(TEXT) | NOT_RANKED == set(METRICS)
     assert all(name == metric.name for name, metric in METRICS.items())
 
 
@@ -88,6 +108,17 @@ def test_direction_and_range(name):
     assert better(oracle, inverse)
     if not name.startswith("road"):  # scattered pixels are imputed almost perfectly, so random orders keep the score
         assert random == inverse or better(random, inverse)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_direction_and_range_on_sentences(name):
+    metric = METRICS[name]
+    noise = torch.rand(IDS.shape, generator=torch.Generator().manual_seed(0))
+    oracle, random, inverse = (TEXT[name](r).double() for r in (EVIDENCE[IDS], noise, -EVIDENCE[IDS]))
+    for values in (oracle, random, inverse):
+        assert ((values >= metric.range[0]) & (values <= metric.range[1])).all()
+    sign = 1 if metric.higher_is_better else -1
+    assert sign * oracle.mean() > sign * random.mean() > sign * inverse.mean()
 
 
 @pytest.mark.parametrize("name", ["perturbation_positive", "perturbation_negative", "deletion", "insertion"])
