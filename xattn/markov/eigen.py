@@ -22,8 +22,8 @@ SQUARING_STATES = 2000
 """Up to this size an accelerator squares the chain, which takes matrix products and nothing else."""
 KRYLOV_SHARE = 0.6
 """A Krylov space of more than this share of the states costs as much as the dense eigenvalues of its chain."""
-POWERS = {4: 2, 2: 4}
-"""The power of a small chain that Arnoldi works with, for each size of its block."""
+SMALL, LARGE = {"default": (4, 2), "fast": (3, 3)}, {"default": (4, 1), "fast": (2, 1)}
+"""How many vectors Arnoldi starts from and which power of the chain it works with, up to COPY_STATES and beyond."""
 WIDE = 1e-3
 """Brackets with a larger residual get a second opinion, with another deflation."""
 FLOOR = 1e-3
@@ -58,11 +58,10 @@ def second_eigenvalue(chain: Tensor, rtol: float = 1e-3, mode: Mode = "default")
     Args:
         chain: (..., N, N) attention; see `as_chain` for the cleaning (dead rows become uniform).
         rtol: error to reach, relative to |lambda_2| + 1e-3.
-        mode: "default" starts Arnoldi from four random vectors; "fast" from two, which is up to 1.5 times faster (never
-            beyond some 500 tokens, where reading the chain takes the time) and can in rare cases miss an eigenvalue
-            that the start hardly contains; "certified" proves a bracket in float64 by 16 squarings, whatever `rtol`:
-            `residual` is mostly below 1e-3, and up to 1e-1 for nearly defective chains, such as causal attention with
-            its tokens in another order.
+        mode: "default" starts Arnoldi from four random vectors; "fast" from three, or two beyond some 500 tokens, which
+            is up to 1.5 times faster and can in rare cases miss an eigenvalue that the start hardly contains;
+            "certified" proves a bracket in float64 by 16 squarings, whatever `rtol`: `residual` is mostly below 1e-3,
+            and up to 1e-1 for nearly defective chains, such as causal attention with its tokens in another order.
 
     Returns:
         A `SecondEigenvalue`.
@@ -130,7 +129,7 @@ def _solve(weights: Tensor, rows: Tensor, rtol: float, mode: Mode, found: _Found
     elif not on_cpu and states <= SQUARING_STATES:
         _last_resort(weights, _squaring(weights, rows, rtol, found), rtol, found)
     else:
-        _last_resort(weights, _arnoldi(weights, rows, rtol, 2 if mode == "fast" else 4, found), rtol, found)
+        _last_resort(weights, _arnoldi(weights, rows, rtol, mode, found), rtol, found)
 
 
 def _diagonal(weights: Tensor, rows: Tensor, found: _Found) -> None:
@@ -184,12 +183,12 @@ def _squaring(weights: Tensor, rows: Tensor, rtol: float, found: _Found) -> Tens
     return torch.cat(poor)
 
 
-def _arnoldi(weights: Tensor, rows: Tensor, rtol: float, block: int, found: _Found) -> Tensor:
+def _arnoldi(weights: Tensor, rows: Tensor, rtol: float, mode: Mode, found: _Found) -> Tensor:
     """Arnoldi in the type of the chain, then in float64 where that does not resolve; returns the unconverged rows."""
     chain = take_rows(weights, rows)
     chain = widen(chain) if has_rounded_matmul(chain) else chain
     largest = int(KRYLOV_SHARE * chain.shape[-1])
-    power = POWERS[block] if chain.shape[-1] <= COPY_STATES else 1
+    block, power = (SMALL if chain.shape[-1] <= COPY_STATES else LARGE)[mode]
     ritz = arnoldi(chain, block, rtol, rtol * FLOOR, largest, power)
     found.put(rows, ritz.modulus, ritz.residual)
     narrow = chain.dtype != wide_dtype(chain.device)
