@@ -35,7 +35,7 @@ img.figure { max-width: 100%; height: auto; display: block; margin: 0 auto; back
 .says i { display: block; height: .7em; border-radius: 3px; background: #7b3fb5; min-width: 1px; }
 .says b { text-align: right; font-variant-numeric: tabular-nums; }
 #bounces input[type="number"], #bounces button { display: none; }  /* emptied, it would send nothing */
-progress { width: 100%; }
+progress { width: 100%; accent-color: #7b3fb5; }
 #examples .grid-wrap { height: auto; min-height: 0; max-height: none; overflow: hidden; }
 #examples .grid-container { grid-template-columns: repeat(3, minmax(0, 1fr)); padding-top: 24px; }
 #examples .thumbnail-lg { width: 100%; height: auto; aspect-ratio: 1; }
