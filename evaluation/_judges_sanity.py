@@ -33,7 +33,7 @@ def judge_road(
     score: Score = "accuracy",
 ) -> Mapping[str, Measured]:
     """`road` in both orders, with normalised areas."""
-    measured = {}
+    measured: dict[str, Measured] = {}
     for order in orders:
         curve = road(
             chunk.shared,
