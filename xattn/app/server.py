@@ -136,8 +136,10 @@ def launch(blocks: "gr.Blocks", host: str, port: int, most_mb: float, browser: b
             theme=theme,
             css=CSS,
         )
-    except OSError as error:
-        raise ArgumentError(f"port: cannot listen on {host}:{port} ({error})") from None
+    except OSError:
+        raise ArgumentError(
+            f"port: cannot listen on {host}:{port}; the port is taken, or the address is not one of this machine"
+        ) from None
     from xattn import _terminal as terminal
 
     terminal.say(f"The viewer is at {url} (stop with Ctrl-C)")
