@@ -63,13 +63,12 @@ def _compare(case: str, model: nn.Module, images: Tensor, steps: int) -> list[Ro
         target = model(images).argmax(1)
     metric = quantus.PixelFlipping(
         features_in_step=images.shape[1] * pixels // steps,
-        perturb_baseline="black",
+        perturb_baseline=0.0,
         abs=False,
         normalise=False,
         disable_warnings=True,
         display_progressbar=False,
     )
-    black = images.amin()  # what quantus means by black
 
     def theirs() -> Tensor:
         with warnings.catch_warnings():
@@ -87,10 +86,7 @@ def _compare(case: str, model: nn.Module, images: Tensor, steps: int) -> list[Ro
 
     def ours() -> Tensor:
         fractions = [step / steps for step in range(1, steps + 1)]
-        mean, std = [-float(black)], [1.0]  # zero in pixel space is then quantus' black
-        return perturbation(
-            model, images, relevance, target, fractions=fractions, mean=mean, std=std, batch_size=BATCH
-        ).values
+        return perturbation(model, images, relevance, target, fractions=fractions, batch_size=BATCH).values
 
     with torch.no_grad():
         difference = float((theirs() - ours()).abs().max())
