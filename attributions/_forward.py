@@ -15,6 +15,7 @@ from xattn.attention import AttentionRecord, AttentionTap
 from xattn.attributions._forward_pass import ForwardPass as ForwardPass
 from xattn.attributions._gathering import ADD_BATCH, Gathering
 from xattn.attributions._gathering import Reducer as Reducer
+from xattn.attributions._late_graph import LateGraph
 from xattn.attributions._targets import Target, logits_of
 from xattn.errors import ArgumentError, XattnError
 from xattn.layout import TokenLayout
@@ -32,12 +33,16 @@ class Request:
         layout: Roles of the tokens; None finds them.
         reducer: Takes each record in place of keeping it.
         around: Entered around the call, outside the tap, so that a function mode sees the attention's own products.
+            It begins anew each time it is entered: the call may have to be repeated.
+        graph_from: First self-attention layer (negative from the end) whose gradient is asked for, so that what lies
+            before it needs no graph; None for a graph from the input on.
     """
 
     layers: Layers = "all"
     layout: TokenLayout | None = None
     reducer: Reducer | None = None
     around: AbstractContextManager[object] | None = None
+    graph_from: int | None = None
 
 
 def run_forward(
@@ -94,6 +99,24 @@ def run_forwards(
     Raises:
         XattnError: What is wrong for all of them, as in `run_forward`.
     """
+    layers = [request.graph_from for request in requests if request.graph_from is not None]
+    late = LateGraph(find_modules(forward_func), layers) if needs_gradient and len(layers) == len(requests) else None
+    found, depth = _run(forward_func, inputs, additional_args, requests, target, needs_gradient, late)
+    if late is not None and not late.is_right(depth):
+        found, _ = _run(forward_func, inputs, additional_args, requests, target, needs_gradient, None)
+    return found
+
+
+def _run(
+    forward_func: Callable[..., Any],
+    inputs: Tensor,
+    additional_args: tuple[Any, ...],
+    requests: Sequence[Request],
+    target: Target,
+    needs_gradient: bool,
+    late: LateGraph | None,
+) -> tuple[list[ForwardPass | XattnError], dict[str, int]]:
+    """One call, and how many layers each stream had."""
     selections = [_Selection(request, inputs) for request in requests]
 
     def take(record: AttentionRecord) -> None:
@@ -102,7 +125,7 @@ def run_forwards(
         if all(selection.error is not None for selection in selections):
             raise selections[0].error  # type: ignore[misc]  # not None: just seen
 
-    with _gradient(needs_gradient), undisturbed(forward_func):
+    with _gradient(needs_gradient and late is None), undisturbed(forward_func):
         _check_device(forward_func, inputs)
         if inputs.is_inference():
             inputs = inputs.clone()
@@ -110,20 +133,25 @@ def run_forwards(
         with ExitStack() as contexts:
             for request in requests:
                 contexts.enter_context(request.around or nullcontext())
-            roots = find_modules(forward_func)
             with AttentionTap(
-                consumer=take, batch_size=inputs.shape[0], require_grad=needs_gradient, roots=roots
+                consumer=take,
+                batch_size=inputs.shape[0],
+                require_grad=needs_gradient,
+                roots=find_modules(forward_func),
+                before=None if late is None else late.before,
             ) as tap:
                 output = _call(forward_func, inputs, args)
-            layouts = [selection.finish(tap.depth) for selection in selections]
+            depth = tap.depth
+            layouts = [selection.finish(depth) for selection in selections]
     del tap, take
     logits = logits_of(output)
-    return [
+    passes = [
         found
         if isinstance(found, XattnError)
         else ForwardPass(inputs, args, target, found, own.kept, own.pooling, own.valid, logits)
         for found, own in zip(layouts, (selection.gathering for selection in selections), strict=True)
     ]
+    return passes, depth
 
 
 class _Selection:

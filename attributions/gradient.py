@@ -2,12 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from xattn.attributions._forward import ForwardPass
+from xattn._layers import check_layers
+from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions.base import TransformerAttribution
 from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
 from xattn.layout import TokenLayout
@@ -21,6 +23,10 @@ class GradientAttention(TransformerAttribution):
     is_class_specific = True
     needs_gradient = True
     backwards = 1
+
+    def _request(self, reducer: Reducer | None) -> Request:
+        layers = check_layers(self.layers)
+        return replace(super()._request(reducer), graph_from=None if layers is None else min(layers))
 
     def _weighted(self, forward: ForwardPass) -> list[tuple[Tensor, Tensor]]:
         """Each layer's attention and its gradient, both (B, heads, N, N)."""

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from xattn._state import find_modules, undisturbed
-from xattn._trace import ModuleTrace, is_attention_module
+from xattn._trace import Call, ModuleTrace, is_attention_module
 from xattn.attention import AttentionRecord
 from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._targets import Target, logits_of
@@ -27,6 +27,11 @@ class BlockInputs(ModuleTrace):
         super().__init__(find_modules(forward_func))
         self.given: dict[str, Tensor] = {}
         self.stream: str | None = None
+
+    def __enter__(self) -> Self:
+        self.given.clear()
+        self.stream = None
+        return super().__enter__()
 
     def update(self, record: AttentionRecord, layout: TokenLayout) -> None:
         """Note which stream of layers owns the input."""
@@ -46,6 +51,8 @@ class BlockInputs(ModuleTrace):
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._enter(module, args)
+        if torch.is_grad_enabled() and self.stack and self.stack[-1].module is module:
+            self._follow(self.stack[-1])
         if not (self.stack and self.stack[-1].module is module and is_attention_module(module)):
             return
         block = next((call for call in reversed(self.stack) if _NUMBERED.search(call.path)), None)
@@ -55,9 +62,15 @@ class BlockInputs(ModuleTrace):
             return  # channels before the grid, as in MaxViT
         if block is None or tokens is None or block.path in self.given:
             return
-        if torch.is_grad_enabled() and not any(tokens is x for x in self.stack[0].args):
-            tokens.requires_grad_()  # a frozen model computes them without a gradient
         self.given[block.path] = tokens
+
+    def _follow(self, call: Call) -> None:
+        """Give tokens that enter a block a gradient before it works on them: a frozen model computes them without."""
+        if _NUMBERED.search(call.path) and any(is_attention_module(part) for part in call.module.modules()):
+            for tokens in call.args:
+                is_input = any(tokens is x for x in self.stack[0].args)
+                if tokens.ndim in (3, 4) and tokens.is_floating_point() and not (is_input or tokens.requires_grad):
+                    tokens.requires_grad_()
 
 
 def _holds(tokens: Tensor, read: Tensor) -> bool:
@@ -97,7 +110,10 @@ class TokenGradCAM(TransformerAttribution):
 
     def _request(self, reducer: Reducer | None) -> Request:
         assert isinstance(reducer, BlockInputs)
-        return replace(super()._request(reducer), around=reducer)
+        # Tokens that enter a block were left by the layer before it; what enters the first block, by no layer.
+        before = self.layer - 1
+        is_first = self.layer == 0
+        return replace(super()._request(reducer), around=reducer, graph_from=None if is_first else before)
 
     def _differentiated(self, forward: ForwardPass, reducer: Any) -> list[Tensor]:  # noqa: ANN401
         return [reducer.tokens(self.layer)[1]]

@@ -5,7 +5,17 @@ import torch
 from timm.models import VisionTransformer
 
 from xattn._cost import measure
-from xattn.attributions import AttentionRollout, ColumnSum, Lambda2Rollout, NBounceAttention, RawAttention, TokenRank
+from xattn.attributions import (
+    AttentionGradCAM,
+    AttentionRollout,
+    ClassTokenRank,
+    ColumnSum,
+    Lambda2Rollout,
+    NBounceAttention,
+    RawAttention,
+    TokenGradCAM,
+    TokenRank,
+)
 
 METHODS = {
     "tokenrank": lambda model: TokenRank(model),
@@ -16,6 +26,9 @@ METHODS = {
     "raw_attention": lambda model: RawAttention(model),
     "attention_rollout": lambda model: AttentionRollout(model),
     "lambda2_rollout": lambda model: Lambda2Rollout(model),
+    "attention_gradcam": lambda model: AttentionGradCAM(model),
+    "class_tokenrank": lambda model: ClassTokenRank(model),
+    "token_gradcam": lambda model: TokenGradCAM(model),
 }
 TOKENS, HEADS = 65, 4
 ONE_LAYER = 4 * HEADS * TOKENS**2  # bytes of its attention, float32

@@ -81,6 +81,7 @@ class AttentionTap:
             module around the attention receives a tensor.
         require_grad: Give matrices a gradient even where no parameter has one (frozen models).
         roots: Modules that paths start from, where their inner modules are called one by one.
+        before: Called with stream and layer of each self-attention before it is recorded; may switch gradients on.
 
     Attributes:
         records: The kept records in order of execution.
@@ -99,11 +100,13 @@ class AttentionTap:
         batch_size: int | None = None,
         require_grad: bool = False,
         roots: Sequence[nn.Module] = (),
+        before: Callable[[str, int], object] | None = None,
     ) -> None:
         self.records: list[AttentionRecord] = []
         self._selection = LayerSelection(layers, consumer)
         self._batch_size = batch_size
         self._require_grad = require_grad
+        self._before = before
         self._trace = ModuleTrace(roots)
         self._resources = ExitStack()
         self._origins: dict[str, tuple[tuple[int, int] | None, nn.Module | None]] = {}
@@ -142,8 +145,6 @@ class AttentionTap:
 
     def _take(self, attention: Tensor, valid_keys: Tensor | None, causal: bool) -> Tensor:
         """Record one matrix; returns the matrix that the model goes on with, computed from the recorded one."""
-        if self._require_grad and not attention.requires_grad and torch.is_grad_enabled():
-            attention = attention.requires_grad_()
         running = self._trace.attention_modules()
         self._seen.update(running)
         path = running[-1] if running else self._trace.path
@@ -154,6 +155,10 @@ class AttentionTap:
         grid, tower = self._origin(stream, path)
         keys = self._keys.setdefault((stream, kind), [])
         keys.append(matrix.shape[-1])
+        if self._before is not None and kind == "self":
+            self._before(stream, len(keys) - 1)
+        if self._require_grad and not matrix.requires_grad and torch.is_grad_enabled():
+            matrix = matrix.requires_grad_()
         self._selection.add(
             AttentionRecord(matrix, path, stream, kind, len(keys) - 1, keys[0], grid, tower, causal, valid_keys)
         )
