@@ -1,5 +1,8 @@
 """TokenRank against closed forms, independent solvers and its own promise, the error bound."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -267,3 +270,14 @@ def test_wrong_types():
         markov.stationary(torch.eye(3), personalization=[1, 0, 0])
     with pytest.raises(ArgumentTypeError, match="alpha: expected a number, got str"):
         markov.stationary(torch.eye(3), alpha="0.9")
+
+
+def test_the_number_of_threads_may_be_set():
+    """In a process of its own: torch 2.14.1 does not come back from a batched LU factorisation after it was set."""
+    code = (
+        "import torch; from xattn.markov import stationary; "
+        "chain = torch.rand(2, 257, 257, generator=torch.Generator().manual_seed(0)); chain /= chain.sum(-1, True); "
+        "before = stationary(chain).distribution; torch.set_num_threads(2); "
+        "assert torch.allclose(before, stationary(chain).distribution, atol=1e-7)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

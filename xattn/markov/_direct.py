@@ -23,13 +23,25 @@ def solve_lu(matrix: Tensor, restart: Tensor, alpha: float, dtype: torch.dtype, 
     system.diagonal(dim1=-2, dim2=-1).add_(1)
     # float32 cannot refine a system as ill-conditioned as the alphas near one make it.
     factor_dtype = dtype if 1 - alpha > 1e-3 and not has_rounded_matmul(restart.to(dtype)) else matrix.dtype
-    lu, pivots = torch.linalg.lu_factor(system.to(factor_dtype))
+    lu, pivots = _factor(system.to(factor_dtype))
     right = ((1 - alpha) * restart).unsqueeze(-1)
     x = torch.zeros_like(right)
     for _ in range(1 + REFINEMENTS):
         residual = right - system @ x
         x = x + torch.linalg.lu_solve(lu, pivots, residual.to(factor_dtype)).to(x.dtype)
     return certify(x.squeeze(-1), matrix, restart, alpha, dtype, tol)
+
+
+def _factor(system: Tensor) -> tuple[Tensor, Tensor]:
+    """LU factors and pivots of a batch.
+
+    On a CPU one by one, which takes no longer: torch 2.14.1 hangs in the factorisation of several matrices of more than
+    some 150 rows once `torch.set_num_threads` has been called (oneMKL: "Parameter 6 was incorrect on entry to SLASWP").
+    """
+    if system.device.type != "cpu" or not len(system):
+        return tuple(torch.linalg.lu_factor(system))
+    factors = [torch.linalg.lu_factor(matrix) for matrix in system]
+    return torch.stack([lu for lu, _ in factors]), torch.stack([pivots for _, pivots in factors])
 
 
 def solve_triangular(
