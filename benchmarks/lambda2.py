@@ -1,6 +1,7 @@
-"""The second eigenvalue against `torch.linalg.eigvals` of the same float32 matrices, on one and on two threads.
+"""The second eigenvalue against `torch.linalg.eigvals` of the same float32 matrices.
 
     python -m benchmarks.lambda2 [--quick]
+    OMP_NUM_THREADS=1 python -m benchmarks.lambda2
 
 The heads are those of the backbone of `photos` (DINOv2 ViT-S/14) on photographs: all 144 of two at 197 tokens, and 16,
 spread over the layers, of one at 1025. Synthetic heads have low-rank scores at many temperatures, local attention, and
@@ -20,7 +21,7 @@ from xattn.errors import WeightsError
 from xattn.markov import second_eigenvalue
 from xattn.models import photos
 
-THREADS, REPEATS = (1, 2), 5
+REPEATS = 5
 DENSE = "torch.linalg.eigvals"
 
 
@@ -57,23 +58,17 @@ SIZES, QUICK = ((197, 144), (1025, 16)), ((197, 24),)
 
 
 def main(quick: bool = False) -> list[Row]:
-    """Speed-up and largest error of every mode, per kind and number of heads, size, and number of threads."""
-    before, rows = torch.get_num_threads(), []
-    try:
-        for kind, build in KINDS.items():
-            for states, count in QUICK if quick else SIZES:
-                try:
-                    chain, case = build(states, count), f"{kind}, {count} heads of {states}"
-                except WeightsError as missing:
-                    print(f"lambda2: {kind} skipped. {missing}", file=sys.stderr)
-                    continue
-                reference = torch.linalg.eigvals(chain).abs().topk(2).values[:, 1]
-                rows += _errors(case, chain, reference)
-                for threads in THREADS[: 1 if quick else None]:
-                    torch.set_num_threads(threads)
-                    rows += _speed_ups(f"{case}, {threads} thread{'s' * (threads > 1)}", chain)
-    finally:
-        torch.set_num_threads(before)
+    """Speed-up and largest error of every mode, per kind, number and size of heads."""
+    rows = list[Row]()
+    for kind, build in KINDS.items():
+        for states, count in QUICK if quick else SIZES:
+            try:
+                chain, case = build(states, count), f"{kind}, {count} heads of {states}"
+            except WeightsError as missing:
+                print(f"lambda2: {kind} skipped. {missing}", file=sys.stderr)
+                continue
+            reference = torch.linalg.eigvals(chain).abs().topk(2).values[:, 1]
+            rows += [*_errors(case, chain, reference), *_speed_ups(case, chain)]
     return rows
 
 
