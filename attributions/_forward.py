@@ -1,7 +1,7 @@
 """One forward call with its attention, layout and scores, for one method or for several at once."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +142,7 @@ def _run(
             ) as tap:
                 output = _call(forward_func, inputs, args)
             depth = tap.depth
-            layouts = [selection.finish(depth) for selection in selections]
+            layouts = [selection.finish(tap) for selection in selections]
     del tap, take
     logits = logits_of(output)
     passes = [
@@ -169,12 +169,12 @@ class _Selection:
             except XattnError as error:
                 self.error = error
 
-    def finish(self, depth: Mapping[str, int]) -> TokenLayout | XattnError:
+    def finish(self, tap: AttentionTap) -> TokenLayout | XattnError:
         try:
             if self.error is not None:
                 return self.error
             self._layers.finish()
-            return self.gathering.finish(depth)
+            return self.gathering.finish(tap)
         except XattnError as error:
             return error
 

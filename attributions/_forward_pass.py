@@ -53,6 +53,11 @@ class ForwardPass:
                     "forward_func: expected logits to choose a target from, got an output without .logits; "
                     "wrap the model so that it returns a tensor (B, classes)"
                 )
+            samples = self.inputs.shape[0]
+            if self.logits.ndim and self.logits.shape[0] != samples:
+                raise ArgumentError(
+                    f"forward_func: expected logits for each of {samples} samples, got shape {tuple(self.logits.shape)}"
+                )
             self._index = resolve_target(self.logits, self.target)
         return self._index
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xattn._layers import Layers, check_layers
-from xattn.attention import AttentionRecord
+from xattn.attention import AttentionRecord, AttentionTap
 from xattn.errors import ArgumentError, UnsupportedModelError, XattnError
 from xattn.layout import TokenLayout, find_image_layout, find_text_layout
 
@@ -53,7 +53,7 @@ class Gathering:
         elif record.kind == "self" and self._unreadable is None:
             self._take_self(record)
 
-    def finish(self, depth: Mapping[str, int]) -> TokenLayout:
+    def finish(self, tap: AttentionTap) -> TokenLayout:
         if self._unreadable is not None:
             over = "windows" if self._unreadable.kind == "window" else "channels, not tokens:"
             raise UnsupportedModelError(
@@ -62,8 +62,13 @@ class Gathering:
                 + _WORKS_EVERYWHERE
             )
         if self._layout is None or self._owner is None:
-            raise self._nothing_owned(depth)
-        self._check_depth(depth[self._owner.stream])
+            raise self._nothing_owned(tap.depth)
+        self._check_depth(tap.depth[self._owner.stream])
+        if self._inputs.ndim == 4 and (times := tap.times(self._owner.stream)) > 1:
+            raise UnsupportedModelError(
+                f"forward_func: the layers of {self._owner.stream!r} read {times} images in one call (as with test-time "
+                "augmentation), so they cannot be read as one chain; explain a call that runs them once"
+            )
         self._refuse_second_owner(self._owner)
         own = [weights for stream, weights in self._poolings if stream == self._owner.stream]
         reads = (_over_tokens(weights, self._inputs.shape[0], self._layout) for weights in own)

@@ -388,3 +388,19 @@ def test_pooling_weights_are_read_for_every_choice_of_layers(layers):
     found = run_forward(model, images(), layers=layers)
     assert torch.allclose(found.tokens_read(), weights[0].mean((1, 2)), atol=1e-6)
     assert torch.allclose(found.tokens_read().sum(-1), torch.ones(2), atol=1e-5)
+
+
+def test_a_model_that_reads_an_image_twice_is_no_single_chain():
+    model = timm_vit()
+    with pytest.raises(UnsupportedModelError, match="read 2 images in one call"):
+        run_forward(lambda x: model(x) + model(x.flip(-1)), images())
+    with pytest.raises(UnsupportedModelError, match="read 2 images in one call"):
+        run_forward(lambda x: model.forward_features(x) + model.forward_features(x.flip(-1)), images())
+
+
+@pytest.mark.parametrize("cut", [lambda logits: logits[:1], lambda logits: logits.mean(0, keepdim=True)])
+def test_logits_are_those_of_the_samples(cut):
+    model = timm_vit()
+    found = run_forward(lambda x: cut(model(x)), images(2), target=0)
+    with pytest.raises(ArgumentError, match="logits for each of 2 samples"):
+        _ = found.target_index

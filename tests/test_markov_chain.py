@@ -191,3 +191,12 @@ def test_cross_attention_dead_rows_and_shape():
     assert markov.complete_chain(cross)[0].tolist() == [0, 0, 0.5, 0.5]
     with pytest.raises(ArgumentError, match=r"cross_attention: expected shape \(..., M, N\), got \(3,\)"):
         markov.complete_chain(torch.ones(3))
+
+
+def test_a_chain_of_nothing_but_nan_is_refused():
+    """Single rows of NaN are what softmax leaves of masked rows; nothing else can be said of a chain without others."""
+    chain = torch.full((2, 4, 4), 0.25)
+    chain[1] = float("nan")
+    for function in (markov.stationary, markov.second_eigenvalue, lambda chain: markov.bounce(chain, 0, 2)):
+        with pytest.raises(ArgumentError, match=r"nothing but NaN in row \(1,\)"):
+            function(chain)

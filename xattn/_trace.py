@@ -3,6 +3,7 @@
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,11 +60,13 @@ class ModuleTrace:
     Attributes:
         stack: The running modules, outermost first.
         ran: Paths of all attention modules that were called.
+        convolutions: How often each 2-d convolution was called, by its path.
     """
 
     def __init__(self, roots: Sequence[nn.Module] = ()) -> None:
         self.stack: list[Call] = []
         self.ran: dict[str, nn.Module] = {}
+        self.convolutions: Counter[str] = Counter()
         self._convolution: tuple[str, tuple[int, int]] | None = None
         self._roots = list(roots)
         self._root: nn.Module | None = None
@@ -173,6 +176,7 @@ class ModuleTrace:
         path = self.stack.pop().path
         if isinstance(module, nn.Conv2d) and isinstance(output, Tensor) and output.ndim == 4:
             self._convolution = (path, (output.shape[-2], output.shape[-1]))
+            self.convolutions[path] += 1
 
 
 def _names(root: nn.Module) -> dict[int, str]:

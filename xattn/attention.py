@@ -110,6 +110,7 @@ class AttentionTap:
         self._trace = ModuleTrace(roots)
         self._resources = ExitStack()
         self._origins: dict[str, tuple[tuple[int, int] | None, nn.Module | None]] = {}
+        self._convolutions: dict[str, str] = {}
         self._keys: dict[tuple[str, Kind], list[int]] = {}
         self._seen: set[str] = set()
         self._latest: str | None = None
@@ -123,6 +124,10 @@ class AttentionTap:
     def depth(self) -> dict[str, int]:
         """Number of self-attentions of each stream, kept or not."""
         return {stream: len(keys) for (stream, kind), keys in self._keys.items() if kind == "self"}
+
+    def times(self, stream: str) -> int:
+        """How often the convolution ran that made the tokens of a stream; 0 if none did."""
+        return self._trace.convolutions[self._convolutions[stream]]
 
     def __enter__(self) -> Self:
         with ExitStack() as resources:
@@ -188,6 +193,7 @@ class AttentionTap:
         """Grid and tower of a stream, noted when its first attention runs."""
         if stream not in self._origins:
             convolution, grid = self._trace.take_convolution() or (path, None)
+            self._convolutions[stream] = convolution
             self._origins[stream] = (grid, self._trace.common_module(convolution, path))
         return self._origins[stream]
 

@@ -78,6 +78,7 @@ def check_chain(attention: Tensor, name: str = "chain") -> Checked:
     dead = attention.isnan().all(-1) | (attention == 0).all(-1)
     weights = attention.masked_fill(dead.unsqueeze(-1), 0)
     _raise_if(~weights.isfinite().all(-1), f"{name}: expected finite entries, got NaN or inf")
+    _raise_if(attention.isnan().all(-1).all(-1), f"{name}: expected finite entries, got a chain of nothing but NaN")
     _raise_if((weights < 0).any(-1), f"{name}: expected non-negative entries, got a negative one")
     _raise_if(
         ~(near_one | dead),
