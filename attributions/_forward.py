@@ -145,6 +145,8 @@ def _run(
             layouts = [selection.finish(tap) for selection in selections]
     del tap, take
     logits = logits_of(output)
+    if logits is not None and bool(logits.isnan().any()):
+        raise ArgumentError("forward_func: expected numbers as its output, got NaN; its weights or inputs overflow")
     passes = [
         found
         if isinstance(found, XattnError)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xattn.attention import AttentionRecord
 from xattn.attributions._targets import Target, resolve_target, scores
-from xattn.errors import ArgumentError
+from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.layout import TokenLayout
 
 
@@ -71,6 +71,11 @@ class ForwardPass:
     def gradients(self, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """Gradient of each sample's score by tensors of the graph, on the inputs' device; None where it has none."""
         score = self.score()
+        if not score.requires_grad:
+            raise UnsupportedModelError(
+                "forward_func: its output has no gradient; expected a model that neither detaches it nor runs "
+                "in no_grad"
+            )
         found = gradients_of(score, tensors) if self.slopes is None else self.slopes.of(score, tensors)
         home = self.inputs.device
         return tuple(None if gradient is None else gradient.to(home) for gradient in found)

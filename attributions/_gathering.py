@@ -66,8 +66,8 @@ class Gathering:
         self._check_depth(tap.depth[self._owner.stream])
         if self._inputs.ndim == 4 and (times := tap.times(self._owner.stream)) > 1:
             raise UnsupportedModelError(
-                f"forward_func: the layers of {self._owner.stream!r} read {times} images in one call (as with test-time "
-                "augmentation), so they cannot be read as one chain; explain a call that runs them once"
+                f"forward_func: the layers of {self._owner.stream!r} read {times} images in one call (as with "
+                "test-time augmentation), so they cannot be read as one chain; explain a call that runs them once"
             )
         self._refuse_second_owner(self._owner)
         own = [weights for stream, weights in self._poolings if stream == self._owner.stream]

@@ -78,9 +78,8 @@ class SharedPasses:
             if forward.slopes is not None:
                 with self._shared(group):
                     forward.slopes.of(forward.score(), [])
-            return method._shown_at(
-                method._relevance(forward, reducer).detach(), forward, resolution, interpolation="nearest"
-            )
+            relevance = method._checked(method._relevance(forward, reducer), forward)
+            return method._shown_at(relevance, forward, resolution, interpolation="nearest")
 
     def share(self, name: str) -> float:
         """Seconds that a method's shared passes took so far, divided by the methods that share them."""

@@ -92,7 +92,8 @@ def resolve_target(logits: Tensor, target: Target) -> Tensor:
         )
     limits = torch.tensor(sizes, device=logits.device)
     if bool(((index < -limits) | (index >= limits)).any()):
-        raise ArgumentError(f"target: expected {_ranges(sizes)}, got {index.tolist()}")
+        wrong = index[((index < -limits) | (index >= limits)).any(1)][0].tolist()
+        raise ArgumentError(f"target: expected {_ranges(sizes)}, got {wrong[0] if len(wrong) == 1 else tuple(wrong)}")
     return index % limits
 
 

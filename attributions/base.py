@@ -112,7 +112,7 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
             for chunk in _chunks(tensor, target, additional_forward_args, internal_batch_size):
                 reducer = self._reducer()
                 forward = self._forward(*chunk, reducer)
-                relevance = self._relevance(forward, reducer).detach()
+                relevance = self._checked(self._relevance(forward, reducer), forward)
                 maps.append(self._shown_at(relevance, forward, resolution, interpolation))
         result = torch.cat(maps)
         return cast("TensorOrTuple", (result,) if is_tuple else result)
@@ -129,6 +129,19 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
     def _reducer(self) -> Reducer | None:
         """A fresh object that takes the layers one by one; None keeps them in `ForwardPass.records`."""
         return None
+
+    def _checked(self, relevance: object, forward: ForwardPass) -> Tensor:
+        """What `_relevance` returned, refused by the method's name if it is not what it has to return."""
+        batch, layout = forward.inputs.shape[0], forward.layout
+        shape = (batch, layout.num_tokens) if self.level == "token" else None
+        if not isinstance(relevance, Tensor) or (shape is not None and relevance.shape != shape):
+            got = tuple(relevance.shape) if isinstance(relevance, Tensor) else type(relevance).__name__
+            expected = f"a tensor {shape} of tokens" if shape else "a tensor of the inputs' shape"
+            raise ArgumentTypeError(
+                f"{type(self).__name__}._relevance: expected {expected}, got {got}; `forward.layout.tokens(patches)` "
+                "makes tokens of patches"
+            )
+        return relevance.detach()
 
     def _shown_at(
         self, relevance: Tensor, forward: ForwardPass, resolution: Resolution, interpolation: Interpolation

@@ -171,3 +171,15 @@ def test_a_misspelt_method_is_guessed(given, meant):
 def test_what_resembles_nothing_is_not_guessed():
     with pytest.raises(ArgumentError, match=r"got 'xyz'$"):
         find_method("xyz")
+
+
+@pytest.mark.parametrize("returned", [None, torch.zeros(2, 16), torch.zeros(3), [1.0]])
+def test_what_a_method_of_ones_own_returns_is_checked(returned):
+    class Own(RawAttention):
+        name = "own"
+
+        def _relevance(self, forward, reducer):
+            return returned
+
+    with pytest.raises(ArgumentTypeError, match=r"Own\._relevance: expected a tensor \(2, \d+\) of tokens, got"):
+        Own(case("cls").model).attribute(case("cls").inputs[:2])

@@ -172,4 +172,5 @@ def _check_sentences(contents: Sequence[str]) -> None:
 def _check_files(images: Sequence[str]) -> None:
     for image in images:
         if not Path(image).is_file():
-            raise ArgumentError(f"image: there is no file {image!r}")
+            found = "is a folder; expected a picture" if Path(image).is_dir() else "does not exist"
+            raise ArgumentError(f"image: there is no file {image!r}: it {found}")

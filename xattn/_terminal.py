@@ -65,7 +65,8 @@ def report(explanation: "Explanation") -> None:
     if crop := _cropped(explanation):
         say(f"  the model sees {crop}")
     total = sum(explanation.seconds.values())
-    say(f"  {len(explanation.maps)} methods in {total:.2f} s")
+    count = len(explanation.maps)
+    say(f"  {count} method{'s' * (count != 1)} in {total:.2f} s")
     for name, reason in explanation.skipped.items():
         say(f"  skipped {name}: {reason}")
     for name, messages in explanation.warnings.items():

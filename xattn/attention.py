@@ -210,7 +210,8 @@ class AttentionTap:
         if not self._seen and not self._keys:
             raise CaptureError(
                 "no attention was seen: neither scaled_dot_product_attention nor a softmax inside an attention module "
-                "ran. Expected a transformer; a traced or scripted model must be replaced by the original module."
+                "ran. Expected a transformer; a traced or scripted model must be replaced by the original module. "
+                "Networks without attention are explained by captum's own methods (GradCAM, Saliency)."
             )
 
 

@@ -138,6 +138,8 @@ def choose_methods(methods: str | Iterable[MethodLike] | Mapping[str, MethodLike
         named = [(str(name), method) for name, method in methods.items()]
     else:
         single = isinstance(methods, (str, type)) or hasattr(methods, "attribute")
+        if not single and not isinstance(methods, Iterable):
+            raise ArgumentTypeError(f"methods: expected names, classes or attribution objects, got {methods!r}")
         named = [("", method) for method in ([methods] if single else methods)]
     chosen: dict[str, MethodLike] = {}
     for given, method in named:
