@@ -106,8 +106,12 @@ class Server:
 
     def close(self):
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(20)
-        self._log.close()
+        try:
+            self.process.wait(90)  # a busy machine takes its time
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._log.close()
 
 
 @pytest.fixture(scope="module")

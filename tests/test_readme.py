@@ -1,11 +1,14 @@
 """The README is true: its code runs, its table is the registry, its commands exist, its figures are the records'."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from xattn.attributions import methods
+from xattn.cli import app
 from xattn.models import demo, photos
 
 ROOT = Path(__file__).parent.parent
@@ -57,3 +60,29 @@ def test_figures_are_those_of_the_records():
     assert f"{low * 100:.1f} to {high * 100:.1f} %" in README
     test = demo.record()["test"]
     assert f"{test['accuracy'] * 100:.1f} %" in README
+
+
+SHELL = re.findall(
+    r"^xattn .*$", "\n".join(re.findall(r"^```\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_commands_are_understood(line):
+    """Names of commands and flags; what the commands do is tested where they are."""
+    _, *words = shlex.split(line, comments=True)
+    command = [word for word in words[:1] if not word.startswith("-")]
+    done = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for flag in (word for word in words if word.startswith("--")):
+        assert re.search(rf"{flag}\b", done.output), flag
+
+
+def test_results_are_those_of_the_documentation():
+    shown = re.search(r"<!-- results -->\n(.*?)\n<!-- /results -->", README, re.DOTALL)[1]
+    rows = {row[0]: row[1:] for row in (re.findall(r"[^|]+", line.strip("|")) for line in shown.splitlines()[2:])}
+    assert {name.strip(" `") for name in rows} == set(methods)
+    documented = (ROOT / "docs" / "results.md").read_text()
+    for name, (perturbation, dropped, miou, ap, _) in rows.items():
+        for cell in (perturbation, dropped, miou, ap):
+            assert re.search(rf"^\|{re.escape(name)}\|(.*\|)?{re.escape(cell)}\|", documented, re.MULTILINE), (name, cell)
