@@ -145,7 +145,7 @@ def _run(
             layouts = [selection.finish(tap) for selection in selections]
     del tap, take
     logits = logits_of(output)
-    if logits is not None and bool(logits.isnan().any()):
+    if logits is not None and not bool((~logits.isnan()).all()):
         raise ArgumentError("forward_func: expected numbers as its output, got NaN; its weights or inputs overflow")
     passes = [
         found
