@@ -15,8 +15,11 @@ _EQUATION = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _EXPORTS = re.compile(r"^<!-- exports of ([\w.]+) -->$", re.MULTILINE)
 
 
-def on_config(config: Any) -> Any:  # noqa: ANN401
-    """Lay the folders out as setuptools does: attributions/ and evaluation/ are subpackages of xattn only there."""
+def on_startup(**_: Any) -> None:  # noqa: ANN401
+    """Lay the folders out as setuptools does: attributions/ and evaluation/ are subpackages of xattn only there.
+
+    At the start, since the plugins look for the folder before any hook is given the configuration.
+    """
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     shutil.rmtree(BUILT, ignore_errors=True)
     for package, folder in setup["package-dir"].items():
@@ -24,7 +27,6 @@ def on_config(config: Any) -> Any:  # noqa: ANN401
         shutil.copytree(ROOT / folder, target, ignore=shutil.ignore_patterns("weights", "__pycache__"))
     for file in BUILT.glob("**/*.py"):  # the reference knows the heading in the plural only
         file.write_text(re.sub(r"^( *)Example:$", r"\1Examples:", file.read_text(), flags=re.MULTILINE))
-    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401
