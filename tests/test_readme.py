@@ -5,11 +5,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from xattn.attributions import methods
 from xattn.cli import app
-from xattn.models import demo, photos
+from xattn.errors import WeightsError
+from xattn.models import demo, load, photos
+from xattn.models.scenes import Scenes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -87,3 +90,29 @@ def test_results_are_those_of_the_documentation():
         for cell in (perturbation, dropped, miou, ap):
             row = rf"^\|{re.escape(name)}\|(.*\|)?{re.escape(cell)}\|"
             assert re.search(row, documented, re.MULTILINE), (name, cell)
+
+
+# What a line is given besides, so that it needs no download and takes seconds; the last of an option's values counts.
+SHORTER = {
+    "explain": ["--model", "demo"],
+    "compare": ["--model", "demo"],
+    "evaluate": ["--limit", "2"],
+}
+
+
+@pytest.mark.parametrize("line", [line for line in SHELL if not line.startswith("xattn app")])  # a server: test_app
+def test_commands_run(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command, *words = shlex.split(line, comments=True)[1:]
+    is_text = "text" in words
+    if is_text:
+        try:
+            load("text")
+        except WeightsError as missing:
+            pytest.skip(str(missing))
+    scene = (Scenes("test", 1)[0].image.permute(1, 2, 0) * 255).byte().numpy()
+    Image.fromarray(scene).save("photo.jpg")
+    done = CliRunner().invoke(app, [command, *words, *([] if is_text else SHORTER.get(command, []))])
+    assert done.exit_code == 0, done.output
+    if "--out" in words:
+        assert Path(words[words.index("--out") + 1]).exists()
