@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xattn._layers import Layers, LayerSelection
-from xattn._state import find_modules, first_tensor_device, undisturbed
+from xattn._state import find_modules, first_tensor_device, outside_inference, undisturbed
 from xattn.attention import AttentionRecord, AttentionTap
 from xattn.attributions._forward_pass import ForwardPass as ForwardPass
 from xattn.attributions._gathering import ADD_BATCH, Gathering
@@ -100,10 +101,12 @@ def run_forwards(
         XattnError: What is wrong for all of them, as in `run_forward`.
     """
     layers = [request.graph_from for request in requests if request.graph_from is not None]
-    late = LateGraph(find_modules(forward_func), layers) if needs_gradient and len(layers) == len(requests) else None
-    found, depth = _run(forward_func, inputs, additional_args, requests, target, needs_gradient, late)
+    roots = find_modules(forward_func)
+    late = LateGraph(roots, layers) if needs_gradient and len(layers) == len(requests) else None
+    call = partial(_run, forward_func, inputs, additional_args, requests, target, needs_gradient, roots)
+    found, depth = call(late)
     if late is not None and not late.is_right(depth):
-        found, _ = _run(forward_func, inputs, additional_args, requests, target, needs_gradient, None)
+        found, _ = call(None)
     return found
 
 
@@ -114,6 +117,7 @@ def _run(
     requests: Sequence[Request],
     target: Target,
     needs_gradient: bool,
+    roots: Sequence[nn.Module],
     late: LateGraph | None,
 ) -> tuple[list[ForwardPass | XattnError], dict[str, int]]:
     """One call, and how many layers each stream had."""
@@ -127,9 +131,8 @@ def _run(
 
     with _gradient(needs_gradient and late is None), undisturbed(forward_func):
         _check_device(forward_func, inputs)
-        if inputs.is_inference():
-            inputs = inputs.clone()
-        args = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in additional_args)
+        inputs, *others = outside_inference((inputs, *additional_args))
+        args = tuple(others)
         with ExitStack() as contexts:
             for request in requests:
                 contexts.enter_context(request.around or nullcontext())
@@ -137,7 +140,7 @@ def _run(
                 consumer=take,
                 batch_size=inputs.shape[0],
                 require_grad=needs_gradient,
-                roots=find_modules(forward_func),
+                roots=roots,
                 before=None if late is None else late.before,
             ) as tap:
                 output = _call(forward_func, inputs, args)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xattn.attention import AttentionRecord
-from xattn.attributions._targets import Target, resolve_target, scores
+from xattn.attributions._targets import Target, required, resolve_target, scores
 from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.layout import TokenLayout
 
@@ -48,17 +48,12 @@ class ForwardPass:
             ArgumentError: If the model returned no logits, or the target does not fit them.
         """
         if self._index is None:
-            if self.logits is None:
+            logits, samples = required(self.logits), self.inputs.shape[0]
+            if logits.ndim and logits.shape[0] != samples:
                 raise ArgumentError(
-                    "forward_func: expected logits to choose a target from, got an output without .logits; "
-                    "wrap the model so that it returns a tensor (B, classes)"
+                    f"forward_func: expected logits for each of {samples} samples, got shape {tuple(logits.shape)}"
                 )
-            samples = self.inputs.shape[0]
-            if self.logits.ndim and self.logits.shape[0] != samples:
-                raise ArgumentError(
-                    f"forward_func: expected logits for each of {samples} samples, got shape {tuple(self.logits.shape)}"
-                )
-            self._index = resolve_target(self.logits, self.target)
+            self._index = resolve_target(logits, self.target)
         return self._index
 
     def score(self) -> Tensor:

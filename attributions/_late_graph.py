@@ -1,14 +1,11 @@
 """An autograd graph that starts at the first layer whose gradient is asked for, so that it need not grow with depth."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from xattn._trace import is_attention_module
-
-_NUMBERED = re.compile(r"(^|_)\d+$")  # "3", "encoder_layer_3"
+from xattn._trace import is_attention_module, is_numbered
 
 
 class LateGraph:
@@ -44,4 +41,4 @@ class LateGraph:
     def _guess(self, stream: str) -> int:
         prefix = f"{stream}." if stream else ""
         parts = {path[len(prefix) :].split(".")[0] for path in self._attentions if path.startswith(prefix)}
-        return sum(bool(_NUMBERED.search(part)) for part in parts)
+        return sum(map(is_numbered, parts))

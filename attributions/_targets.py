@@ -63,6 +63,20 @@ def slice_target(target: Target, start: int, stop: int) -> Target:
     return target
 
 
+def required(logits: Tensor | None) -> Tensor:
+    """The logits.
+
+    Raises:
+        ArgumentError: If the model returned none.
+    """
+    if logits is None:
+        raise ArgumentError(
+            "forward_func: expected logits to choose a target from, got an output without .logits; "
+            "wrap the model so that it returns a tensor (B, classes)"
+        )
+    return logits
+
+
 def resolve_target(logits: Tensor, target: Target) -> Tensor:
     """Index of each sample's target, (B, D) for logits of shape (B, C_1, ..., C_D).
 

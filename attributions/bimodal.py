@@ -9,12 +9,12 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor
 
-from xattn._state import find_modules, undisturbed
+from xattn._state import find_modules, outside_inference, undisturbed
 from xattn.attention import AttentionRecord, AttentionTap
 from xattn.attributions._sequences import SequencesOf, find_sequences
-from xattn.attributions._targets import Target, logits_of, resolve_target, scores
+from xattn.attributions._targets import Target, logits_of, required, resolve_target, scores
 from xattn.attributions.base import as_args
-from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
+from xattn.errors import ArgumentTypeError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class BimodalAttention(Attribution):  # type: ignore[misc]  # captum is untyped 
                 raise ArgumentTypeError(f"inputs: expected a tensor or a tuple of them, got {type(tensor).__name__}")
         with torch.inference_mode(False), torch.enable_grad():
             arguments = (*tensors, *as_args(additional_forward_args))
-            records, score = self._record(_born_outside(arguments), target)
+            records, score = self._record(outside_inference(arguments), target)
             names, pairs = find_sequences(records, self.sequences_of)
             matrices = [record.attention for record in records]
             gradients = torch.autograd.grad(
@@ -169,11 +169,7 @@ class BimodalAttention(Attribution):  # type: ignore[misc]  # captum is untyped 
             AttentionTap(consumer=records.append, batch_size=len(arguments[0]), require_grad=True, roots=modules),
         ):
             logits = logits_of(self.forward_func(*arguments))
-        if logits is None:
-            raise ArgumentError(
-                "forward_func: expected logits to choose a target from, got an output without .logits; wrap the model "
-                "so that it returns a tensor (B, classes)"
-            )
+        logits = required(logits)
         score = scores(logits, resolve_target(logits, target))
         if not score.requires_grad:
             raise UnsupportedModelError("forward_func: the score does not depend on attention, or cuts its gradient")
@@ -200,8 +196,3 @@ class BimodalAttention(Attribution):  # type: ignore[misc]  # captum is untyped 
         weights = read / read.sum(-1, keepdim=True).clamp_min(1)
         row, s = weights.to(steps[0].matrix), pairs[used[-1]][0]
         return {name: torch.einsum("bi,bij->bj", row, state[s, i]) for i, name in enumerate(names)}
-
-
-def _born_outside(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tensors of inference mode have no gradient: their copies take their place."""
-    return tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in arguments)

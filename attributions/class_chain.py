@@ -2,19 +2,18 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from xattn._layers import Layers, check_layers
+from xattn._layers import Layers
 from xattn.attributions._chain import Tokens, without_padding
 from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._resolution import Resolution, check_resolution
 from xattn.attributions._targets import Target
 from xattn.attributions.base import as_args, check_inputs
-from xattn.attributions.gradient import attention_gradients
+from xattn.attributions.gradient import attention_gradients, from_its_layers
 from xattn.attributions.markov import Personalization, TokenRank
 from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.layout import TokenLayout
@@ -75,8 +74,7 @@ class ClassTokenRank(TokenRank):
         return None  # gradients come when the forward call is over
 
     def _request(self, reducer: Reducer | None) -> Request:
-        layers = check_layers(self.layers)
-        return replace(super()._request(reducer), graph_from=None if layers is None else min(layers))
+        return from_its_layers(super()._request(reducer))
 
     def _relevance(self, forward: ForwardPass, reducer: Any) -> Tensor:  # noqa: ANN401
         layers = [evidence.mean(1) for evidence in self._evidence(forward)]

@@ -25,14 +25,19 @@ class GradientAttention(TransformerAttribution):
     backwards = 1
 
     def _request(self, reducer: Reducer | None) -> Request:
-        layers = check_layers(self.layers)
-        return replace(super()._request(reducer), graph_from=None if layers is None else min(layers))
+        return from_its_layers(super()._request(reducer))
 
     def _weighted(self, forward: ForwardPass) -> list[tuple[Tensor, Tensor]]:
         """Each layer's attention and its gradient, both (B, heads, N, N)."""
         home = forward.inputs.device
         attentions = [record.attention.detach().to(home) for record in forward.records]
         return list(zip(attentions, attention_gradients(forward), strict=True))
+
+
+def from_its_layers(request: Request) -> Request:
+    """The request with a graph that begins at the first of its layers, for gradients by these layers' attention."""
+    layers = check_layers(request.layers)
+    return replace(request, graph_from=None if layers is None else min(layers))
 
 
 def attention_gradients(forward: ForwardPass) -> tuple[Tensor, ...]:

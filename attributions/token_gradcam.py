@@ -1,6 +1,5 @@
 """GradCAM on the tokens that enter a block: works for windowed and hierarchical models too."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
@@ -9,15 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from xattn._state import find_modules, undisturbed
-from xattn._trace import Call, ModuleTrace, is_attention_module
+from xattn._trace import Call, ModuleTrace, is_attention_module, is_numbered
 from xattn.attention import AttentionRecord
 from xattn.attributions._forward import ForwardPass, Reducer, Request
 from xattn.attributions._targets import Target, logits_of
 from xattn.attributions.base import TransformerAttribution
 from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
 from xattn.layout import TokenLayout
-
-_NUMBERED = re.compile(r"(^|[._])\d+$")  # "blocks.3", "encoder_layer_3"
 
 
 class BlockInputs(ModuleTrace):
@@ -55,7 +52,7 @@ class BlockInputs(ModuleTrace):
             self._follow(self.stack[-1])
         if not (self.stack and self.stack[-1].module is module and is_attention_module(module)):
             return
-        block = next((call for call in reversed(self.stack) if _NUMBERED.search(call.path)), None)
+        block = next((call for call in reversed(self.stack) if is_numbered(call.path)), None)
         tokens = next((x for x in block.args if x.ndim in (3, 4) and x.is_floating_point()), None) if block else None
         read = next((x for x in self.stack[-1].args if x.ndim in (3, 4)), tokens)
         if tokens is not None and tokens.ndim == 4 and read is not None and not _holds(tokens, read):
@@ -66,7 +63,7 @@ class BlockInputs(ModuleTrace):
 
     def _follow(self, call: Call) -> None:
         """Give tokens that enter a block a gradient before it works on them: a frozen model computes them without."""
-        if _NUMBERED.search(call.path) and any(is_attention_module(part) for part in call.module.modules()):
+        if is_numbered(call.path) and any(is_attention_module(part) for part in call.module.modules()):
             for tokens in call.args:
                 is_input = any(tokens is x for x in self.stack[0].args)
                 if tokens.ndim in (3, 4) and tokens.is_floating_point() and not (is_input or tokens.requires_grad):

@@ -1,16 +1,15 @@
 """Figures of a report, as PNG."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xattn._png import as_png
 from xattn.evaluation.stats import Ranking
 
 if TYPE_CHECKING:
@@ -39,24 +38,18 @@ def draw_curves(curves: Mapping[str, tuple[Floats, Floats]], title: str, order: 
     """PNG of the mean curves with their pointwise 95 % bootstrap bands."""
     from xattn import viz
 
-    return _png(viz.curves(curves, title=title, names=order))
+    return as_png(viz.curves(curves, title=title, names=order))
 
 
 def draw_ranks(ranking: Ranking, title: str) -> bytes:
     """PNG of average ranks; bars join methods that Nemenyi's test does not tell apart."""
     from xattn import viz
 
-    return _png(viz.critical_difference(ranking, title=title))
+    return as_png(viz.critical_difference(ranking, title=title))
 
 
 def draw_maps(image: Tensor, maps: Mapping[str, Tensor], title: str) -> bytes:
     """PNG of an image and its maps."""
     from xattn import viz
 
-    return _png(viz.comparison(image, maps, title=title, columns=6), dpi=70)
-
-
-def _png(figure: Figure, dpi: int = 110) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
-    return buffer.getvalue()
+    return as_png(viz.comparison(image, maps, title=title, columns=6), dpi=70)

@@ -1,15 +1,14 @@
 """Judges that ask the model: perturbation, insertion and deletion, token masking."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from xattn.evaluation._curve import Convention, Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS
 from xattn.evaluation._scores import Score
 from xattn.evaluation.fill import Fill
-from xattn.evaluation.judges import Judge, Measured, metric, register
+from xattn.evaluation.judges import BOTH, Judge, Measured, Orders, metric, register
 from xattn.evaluation.masking import How, token_masking
 from xattn.evaluation.metrics import Metric
 from xattn.evaluation.perturbation import Removal, Unit, perturbation_curves
@@ -18,15 +17,12 @@ from xattn.evaluation.protocols import deletion, insertion, perturbation_2021
 if TYPE_CHECKING:
     from xattn.evaluation._chunk import Chunk
 
-Orders = Sequence[Literal["positive", "negative"]]
-_BOTH: Orders = ("positive", "negative")
-
 
 def judge_perturbation(
     chunk: "Chunk",
     relevance: Tensor,
     *,
-    orders: Orders = _BOTH,
+    orders: Orders = BOTH,
     fractions: Sequence[float] = ALL_FRACTIONS,
     fill: Fill = "black",
     score: Score = "probability",
@@ -40,14 +36,14 @@ def judge_perturbation(
         curve = perturbation_curves(
             chunk.shared, chunk.inputs, relevance, chunk.target, removal, (score,), **_call(chunk)
         )
-        measured[order] = _measured(curve[score])
+        measured[order] = Measured.of(curve[score])
     return measured
 
 
-def judge_perturbation_2021(chunk: "Chunk", relevance: Tensor, *, orders: Orders = _BOTH) -> Mapping[str, Measured]:
+def judge_perturbation_2021(chunk: "Chunk", relevance: Tensor, *, orders: Orders = BOTH) -> Mapping[str, Measured]:
     """`perturbation_2021`: area under the accuracy, as published."""
     return {
-        order: _measured(
+        order: Measured.of(
             perturbation_2021(chunk.shared, chunk.inputs, relevance, chunk.target, order=order, **_call(chunk))["hit"],
             "published_2021",
         )
@@ -70,8 +66,8 @@ def judge_insertion_deletion(
     common["grid"] = chunk.grid(relevance) if unit == "patch" else None
     data = chunk.shared, chunk.inputs, relevance, chunk.target
     return {
-        "insertion": _measured(insertion(*data, fill=insertion_fill, **common)),
-        "deletion": _measured(deletion(*data, fill=deletion_fill, **common)),
+        "insertion": Measured.of(insertion(*data, fill=insertion_fill, **common)),
+        "deletion": Measured.of(deletion(*data, fill=deletion_fill, **common)),
     }
 
 
@@ -106,7 +102,7 @@ def judge_token_masking(
                 seed=chunk.seed,
                 **_call(chunk),
             )
-            measured[f"{way}_{order}"] = _measured(curve)
+            measured[f"{way}_{order}"] = Measured.of(curve)
     return measured
 
 
@@ -114,13 +110,9 @@ def _call(chunk: "Chunk") -> dict[str, Any]:
     return {"mean": chunk.mean, "std": chunk.std, "batch_size": chunk.batch_size}
 
 
-def _measured(curve: Curve, convention: Convention = "normalized") -> Measured:
-    return Measured(curve.auc(convention), curve.undefined, curve.constant, curve.fractions, curve.values)
-
-
-_ORDERS = tuple(metric(order, f"perturbation_{order}") for order in _BOTH)
+_ORDERS = tuple(metric(order, f"perturbation_{order}") for order in BOTH)
 _WAYS: tuple[How, ...] = ("fill", "drop", "attention")
-_TOKENS = tuple(metric(f"{way}_{order}", f"token_masking_{order}") for way in _WAYS for order in _BOTH)
+_TOKENS = tuple(metric(f"{way}_{order}", f"token_masking_{order}") for way in _WAYS for order in BOTH)
 _HIT = tuple(
     Metric(m.name, m.higher_is_better, (0.0, 0.9), False, True, f"{m.about}; accuracy, trapezoid over 0..0.9")
     for m in _ORDERS

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,19 @@ from xattn.errors import ArgumentError
 from xattn.evaluation._ranking import ALL_FRACTIONS
 from xattn.evaluation._scores import Score
 from xattn.evaluation.complexity import complexity, sparseness
-from xattn.evaluation.judges import Judge, Measured, metric, register
+from xattn.evaluation.judges import BOTH, Judge, Measured, Orders, metric, register
 from xattn.evaluation.protocols import average_drop_increase, road
 from xattn.evaluation.sanity import Mode, infidelity, parameter_randomization, random_logit, sensitivity_max
 
 if TYPE_CHECKING:
     from xattn.evaluation._chunk import Chunk
 
-Orders = Sequence[Literal["positive", "negative"]]
-_BOTH: Orders = ("positive", "negative")
-
 
 def judge_road(
     chunk: "Chunk",
     relevance: Tensor,
     *,
-    orders: Orders = _BOTH,
+    orders: Orders = BOTH,
     fractions: Sequence[float] = ALL_FRACTIONS[1:-1],
     score: Score = "accuracy",
 ) -> Mapping[str, Measured]:
@@ -46,7 +43,7 @@ def judge_road(
             seed=chunk.seed,
             batch_size=chunk.batch_size,
         )
-        measured[order] = Measured(curve.auc(), curve.undefined, curve.constant, curve.fractions, curve.values)
+        measured[order] = Measured.of(curve)
     return measured
 
 
@@ -149,7 +146,7 @@ def _map(method: TransformerAttribution, inputs: Tensor, target: Tensor, batch_s
     return relevance
 
 
-_ROAD = tuple(metric(order, f"road_{order}") for order in _BOTH)
+_ROAD = tuple(metric(order, f"road_{order}") for order in BOTH)
 
 register(Judge("road", judge_road, _ROAD, random=True))
 register(Judge("average-drop", judge_average_drop, (metric("average_drop"), metric("average_increase"))))

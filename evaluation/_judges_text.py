@@ -7,14 +7,11 @@ from torch import Tensor
 
 from xattn.evaluation._ranking import ALL_FRACTIONS
 from xattn.evaluation._scores import Score
-from xattn.evaluation.judges import Judge, Measured, metric, register
+from xattn.evaluation.judges import BOTH, Judge, Measured, Orders, metric, register
 from xattn.evaluation.text import ERASER_FRACTIONS, comprehensiveness, rationale_hit, sufficiency, token_removal
 
 if TYPE_CHECKING:
     from xattn.evaluation._text_chunk import TextChunk
-
-Orders = Sequence[Literal["positive", "negative"]]
-_BOTH: Orders = ("positive", "negative")
 
 
 def judge_rationale(chunk: "TextChunk", relevance: Tensor) -> Mapping[str, Measured]:
@@ -30,7 +27,7 @@ def judge_token_removal(
     chunk: "TextChunk",
     relevance: Tensor,
     *,
-    orders: Orders = _BOTH,
+    orders: Orders = BOTH,
     fractions: Sequence[float] = ALL_FRACTIONS,
     how: Literal["mask", "delete"] = "mask",
     score: Score = "probability",
@@ -48,9 +45,7 @@ def judge_token_removal(
             groups=chunk.groups,
             batch_size=chunk.batch_size,
         )
-        measured[f"removal_{order}"] = Measured(
-            curve.auc(), curve.undefined, curve.constant, curve.fractions, curve.values
-        )
+        measured[f"removal_{order}"] = Measured.of(curve)
     return measured
 
 
@@ -79,7 +74,7 @@ def _call(chunk: "TextChunk", relevance: Tensor) -> tuple[Tensor, Tensor, Tensor
     return chunk.inputs, chunk.mask, relevance, chunk.target
 
 
-_REMOVAL = tuple(metric(f"removal_{order}") for order in _BOTH)
+_REMOVAL = tuple(metric(f"removal_{order}") for order in BOTH)
 _ERASER = (metric("comprehensiveness"), metric("sufficiency"))
 
 register(Judge("rationale", judge_rationale, (metric("rationale_hit"),), needs_objects=True, reads="text"))

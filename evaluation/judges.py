@@ -10,13 +10,14 @@ function and one `register`:
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.evaluation._curve import Convention, Curve
 from xattn.evaluation.fill import RANDOM_FILLS
 from xattn.evaluation.metrics import METRICS, Metric
 
@@ -42,6 +43,14 @@ class Measured:
     fractions: Tensor | None = None
     curves: Tensor | None = None
 
+    @classmethod
+    def of(cls, curve: Curve, convention: Convention = "normalized") -> "Measured":
+        """The area under a curve, with the curve."""
+        return cls(curve.auc(convention), curve.undefined, curve.constant, curve.fractions, curve.values)
+
+
+Orders: TypeAlias = Sequence[Literal["positive", "negative"]]
+BOTH: Orders = ("positive", "negative")
 
 JudgeFunction: TypeAlias = Callable[..., Mapping[str, Measured]]
 

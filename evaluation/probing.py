@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xattn._state import find_modules
-from xattn._subject import find_subject
 from xattn.attributions import TransformerAttribution
 from xattn.attributions._forward import run_forward
 from xattn.attributions._head import LayerTokens
 from xattn.errors import ArgumentError
+from xattn.evaluation._plan import build_method
 from xattn.evaluation._probe import Features, Labels, check_labels, judge
 from xattn.evaluation._usable import picture_model, usable_batches
 from xattn.evaluation.datasets import Dataset
@@ -143,13 +143,12 @@ def pooling(model: "Model", weightings: Sequence[str | MethodLike], layer: int =
         ArgumentError: For an unknown method, or a name that comes twice.
     """
     found: dict[str, Weighting | None] = {}
-    subject = find_subject(model, None)
     for given in weightings:
         if given in (UNIFORM, CLASS_TOKEN):
             name, weighting = str(given), None
         else:
             ((name, method),) = choose_methods(given).items()
-            built = method(model, **subject.options(method)) if isinstance(method, type) else method
+            built = build_method(method, model, seed=0)
             if not isinstance(built, TransformerAttribution):
                 raise ArgumentError(f"weightings: expected methods of this library, got {given!r}")
             weighting = _weighting(built)

@@ -1,6 +1,5 @@
 """One self-contained HTML page about a run."""
 
-import base64
 import html
 import json
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from xattn import __version__
+from xattn._png import image_tag
 from xattn.errors import ArgumentError
 from xattn.evaluation._figures import curves_of, draw_curves, draw_maps, draw_ranks
 from xattn.evaluation._formats import to_html
@@ -121,7 +121,7 @@ def _curves(results: "Results") -> Iterator[str]:
             found = curves_of(results, judge.name, metric.name)
             if found:
                 title = f"{judge.name}: {metric.name} ({'higher' if metric.higher_is_better else 'lower'} is better)"
-                yield _image(draw_curves(found, title, order), title)
+                yield image_tag(draw_curves(found, title, order), title)
 
 
 def _of_first_seed(results: "Results") -> "Results":
@@ -143,7 +143,7 @@ def _ranks(results: "Results", summary: Summary) -> Iterator[str]:
         )
         if ranking.n:
             title = f"{column.protocol}: {column.metric.name}, {ranking.n} {summary.kind}"
-            yield _image(draw_ranks(ranking, title), title)
+            yield image_tag(draw_ranks(ranking, title), title)
 
 
 def _examples(results: "Results") -> Iterator[str]:
@@ -153,7 +153,7 @@ def _examples(results: "Results") -> Iterator[str]:
             "like; they are no evidence.</p>"
         )
     for example in results.examples:
-        yield _image(draw_maps(example.image, example.maps, example.name), f"maps of {example.name}")
+        yield image_tag(draw_maps(example.image, example.maps, example.name), f"maps of {example.name}")
 
 
 def _times(results: "Results") -> str:
@@ -162,10 +162,6 @@ def _times(results: "Results") -> str:
     for name in results.methods:
         rows.append(f"<tr><td>{_text(name)}</td><td>{np.median(seconds[names == name]):.4f}</td></tr>")
     return f'<div class="wide"><table>{"".join(rows)}</table></div>'
-
-
-def _image(png: bytes, alt: str) -> str:
-    return f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"/>'
 
 
 def _text(value: object) -> str:

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from xattn._command import Debug, reporting
+
 
 def view(
     model: Annotated[
@@ -16,11 +18,9 @@ def view(
     max_upload_mb: Annotated[float, typer.Option(help="Size of the largest upload in megabytes.")] = 20,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cpu or cuda.")] = "cpu",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
-    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Look at explanations in the browser."""
-    from xattn._command import reporting
-
     with reporting(debug):
         from xattn._subject import find_device
         from xattn.app.server import serve

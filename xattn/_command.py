@@ -53,6 +53,11 @@ def progress(images: int | None, names: Sequence[str] | None) -> Iterator[Callab
         yield advance
 
 
+def comma_separated(given: Sequence[str]) -> list[str]:
+    """The names in options that may be repeated and hold several, separated by commas."""
+    return [name.strip() for part in given for name in part.split(",") if name.strip()]
+
+
 def check_writable(out: Path) -> None:
     """Refuse at the start what could not be written at the end."""
     if out.is_dir():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xattn import _terminal as terminal
+from xattn._command import Debug, comma_separated, reporting
 from xattn._flags import naming_flags
 
 if TYPE_CHECKING:
@@ -95,11 +96,9 @@ def evaluate(
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cpu or cuda.", show_default=False)] = None,
     listed: Annotated[bool, typer.Option("--list", help="List protocols and presets, and do nothing else.")] = False,
-    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Judge methods by protocols: one table with intervals, and a report."""
-    from xattn._command import reporting
-
     if listed:
         _list()
         return
@@ -114,14 +113,14 @@ def evaluate(
         limit = limit if limit is not None else _QUICK["limit"] if quick else 100 if data in NAMED else None
         dataset = load_dataset(data, n=limit)
         usual = _DEFAULT_TEXT if dataset.holds == "text" else _DEFAULT[: 2 if dataset.has_masks else 1]
-        judges, of_preset = _judges(_names(protocol) or usual, preset, quick=quick, negative=negative)
+        judges, of_preset = _judges(comma_separated(protocol or ()) or usual, preset, quick=quick, negative=negative)
         explained: Any = of_preset if target == "predicted" else target
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             results = benchmark(
                 model,
                 dataset,
-                _names(method),
+                comma_separated(method or ()) or None,
                 judges,
                 out,
                 engine=_engine(engine, workers, address),
@@ -140,10 +139,6 @@ def evaluate(
         _print(results, correct_only)
         for path in _write(results, out):
             terminal.say(f"Wrote {path}")
-
-
-def _names(given: Sequence[str] | None) -> list[str] | None:
-    return [name for part in given or [] for name in part.split(",") if name.strip()] or None
 
 
 def _list() -> None:

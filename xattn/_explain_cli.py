@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xattn import _terminal as terminal
-from xattn._command import Debug, check_writable, progress, reporting
+from xattn._command import Debug, check_writable, comma_separated, progress, reporting
 from xattn._flags import naming_flags
 from xattn.errors import ArgumentError
 
@@ -70,9 +70,7 @@ def explain(
     layers = _checked(out, model, layer, smooth)
     with reporting(debug), naming_flags(_FLAGS):
         explanations = _explanations(contents, out, model, method, target, layers, device)
-        terminal.write(explanations, out, shared=shared, smooth=smooth)
-        for explanation in explanations:
-            terminal.report(explanation)
+        _show(explanations, out, shared, smooth)
         terminal.say(f"Wrote {out}")
 
 
@@ -95,9 +93,7 @@ def compare(
         if names is not None and len(names) < 2:
             raise ArgumentError(f"--method: expected two methods or more to compare, got {names[0]!r}")
         explanations = _explanations(contents, out, model, names, target, layers, device)
-        terminal.write(explanations, out, shared=shared, smooth=smooth)
-        for explanation in explanations:
-            terminal.report(explanation)
+        _show(explanations, out, shared, smooth)
         terminal.show(terminal.agreement_table(explanations))
         terminal.say(f"Wrote {out}")
 
@@ -153,11 +149,18 @@ def _explanations(
     return explanations
 
 
+def _show(explanations: "Sequence[Explanation]", out: Path, shared: bool, smooth: bool) -> None:
+    """Write the file and say what is in it."""
+    terminal.write(explanations, out, shared=shared, smooth=smooth)
+    for explanation in explanations:
+        terminal.report(explanation)
+
+
 def _names(method: Sequence[str] | None) -> list[str] | None:
     """Names of methods as given, without repetitions; None if none was asked for."""
     if method is None:
         return None
-    names = list(dict.fromkeys(name.strip() for part in method for name in part.split(",") if name.strip()))
+    names = list(dict.fromkeys(comma_separated(method)))
     if not names:
         raise ArgumentError("--method: expected names separated by commas, got none; leave it out for all methods")
     return names

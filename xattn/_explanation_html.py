@@ -1,11 +1,11 @@
 """Explanations as HTML: for notebooks, and as a page of its own."""
 
-import base64
 import html
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from xattn._png import as_png, image_tag
 
 if TYPE_CHECKING:
     from xattn.explanation import Explanation
@@ -63,11 +63,8 @@ def _constructor(configuration: "Mapping[str, Any]") -> str:
 
 
 def _picture(explanation: "Explanation") -> str:
-    buffer = io.BytesIO()
-    explanation.plot().savefig(buffer, format="png", dpi=80)
-    figure = base64.b64encode(buffer.getvalue()).decode()
-    alt = html.escape(f"{explanation.title}: {', '.join(explanation.maps)}", quote=True)
-    return f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{figure}">'
+    alt = f"{explanation.title}: {', '.join(explanation.maps)}"
+    return image_tag(as_png(explanation.plot(), dpi=80), alt, ' style="max-width:100%"')
 
 
 def _words(explanation: "Explanation", pieces: bool) -> str:

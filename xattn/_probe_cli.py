@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xattn import _terminal as terminal
+from xattn._command import Debug, comma_separated, reporting
 from xattn._flags import naming_flags
 
 if TYPE_CHECKING:
@@ -49,11 +50,9 @@ def probe(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File .csv for the table.", show_default=False)
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Linear probing: does weighting patches by a method help a classifier of their features?"""
-    from xattn._command import reporting
-
     if out is not None and out.suffix.lower() != ".csv":
         raise typer.BadParameter(f"expected a file .csv; got {out.name!r}", param_hint="--out")
     strengths = _numbers(strength)
@@ -62,7 +61,7 @@ def probe(
         from xattn.evaluation.probing import STRENGTHS, WEIGHTINGS, linear_probing
 
         limit = limit if limit is not None else 200 if data in NAMED else None
-        names = [name.strip() for part in weighting or WEIGHTINGS for name in part.split(",") if name.strip()]
+        names = comma_separated(weighting or WEIGHTINGS)
         judged = None if test is None else load_dataset(test)
         found = linear_probing(
             model,

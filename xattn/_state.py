@@ -55,6 +55,11 @@ def _set(undo: ExitStack, module: nn.Module, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
+def outside_inference(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors that were born in inference mode have no gradient: their copies take their place."""
+    return tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in arguments)
+
+
 def _cuda_devices(modules: list[nn.Module]) -> list[int]:
     devices = {p.device for module in modules for p in module.parameters(recurse=False)}
     return sorted({d.index for d in devices if d.type == "cuda" and d.index is not None})

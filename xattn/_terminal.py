@@ -77,10 +77,12 @@ def _cropped(explanation: "Explanation") -> str:
     """What the model's preprocessing left out; empty where it was next to nothing."""
     if explanation.image is None or not Path(explanation.source).is_file():
         return ""
-    from PIL import Image, ImageOps
+    from PIL import ExifTags, Image
 
-    with Image.open(explanation.source) as picture:
-        width, height = ImageOps.exif_transpose(picture).size
+    with Image.open(explanation.source) as picture:  # its header alone: no pixel is decoded
+        width, height = picture.size
+        if picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5:  # lies on its side
+            width, height = height, width
     seen = explanation.image.shape[-1] / explanation.image.shape[-2]
     return "" if abs(seen * height / width - 1) < 0.02 else f"the centre of a picture of {width} x {height} pixels"
 
@@ -103,13 +105,12 @@ def agreement_table(explanations: "Sequence[Explanation]") -> "Table":
 
     Of many methods each with the one it agrees with most and least, since a matrix would not fit.
     """
-    from functools import reduce
+    import pandas as pd
 
-    found = [explanation.agreement() for explanation in explanations]
-    names = list(dict.fromkeys(name for frame in found for name in frame.index))
-    found = [frame.reindex(index=names, columns=names) for frame in found]
-    counts = reduce(lambda a, b: a + b, [frame.notna() * 1 for frame in found])
-    mean = reduce(lambda a, b: a + b, [frame.fillna(0.0) for frame in found]) / counts.where(counts > 0)
+    found = pd.concat([explanation.agreement() for explanation in explanations])
+    mean = found.groupby(level=0, sort=False).mean()
+    names = list(mean.index)
+    mean = mean[names]
     caption = "Spearman's rank correlation of the maps"
     if len(names) <= _MATRIX:
         filled = table("", "method", *map(str, range(1, len(names))), caption=f"{caption}; columns have rows' numbers")

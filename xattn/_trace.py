@@ -18,10 +18,16 @@ _ATTENTION = re.compile(r"attention|attn|(msa|mha|xca)(?![a-z])", re.IGNORECASE)
 # Attention whose matrix pairs channels; its shape may be that of a matrix of tokens.
 _CHANNELS = re.compile(r"channel|xca(?![a-z])|cross_?cov", re.IGNORECASE)
 # What a class is, its last word says: `AttentionMask` is none, `MaskedAttention` is one.
+_NUMBERED = re.compile(r"(^|[._])\d+$")
 _NOT_ATTENTION = re.compile(
     r"(drop(out|path)?|norm|mask(ing)?|bias|outputs?|embed(ding)?s?|intermediate|mlp|scale|config)(\d+d)?$",
     re.IGNORECASE,
 )
+
+
+def is_numbered(part: str) -> bool:
+    """Whether a part of a path, or the last part of a path, names one of several ("3", "encoder_layer_3")."""
+    return bool(_NUMBERED.search(part))
 
 
 def is_attention_module(module: nn.Module) -> bool:

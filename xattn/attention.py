@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from xattn._intercept import AttentionMode
 from xattn._layers import Layers, LayerSelection
-from xattn._trace import ModuleTrace
+from xattn._trace import ModuleTrace, is_numbered
 from xattn.errors import CaptureError
 
 Kind = Literal["self", "cross", "pooling", "window", "channel"]
 Consumer = Callable[["AttentionRecord"], "AttentionRecord | None"]
 
 _CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
-_INDEX = re.compile(r"(^|_)\d+$")  # "blocks.3", "encoder_layer_3"
 
 
 @dataclass(frozen=True)
@@ -236,5 +235,5 @@ def _split_heads(attention: Tensor, valid_keys: Tensor | None, batch: int) -> tu
 def _stream(path: str) -> str:
     """The path before the first numbered part: "blocks.3.attn" gives "blocks"."""
     parts = path.split(".")
-    first = next((i for i, part in enumerate(parts) if _INDEX.search(part)), max(len(parts) - 1, 0))
+    first = next((i for i, part in enumerate(parts) if is_numbered(part)), max(len(parts) - 1, 0))
     return ".".join(parts[:first])

@@ -42,6 +42,7 @@ def explain(
     layers: Layers | None = None,
     device: str | torch.device | None = None,
     progress: Callable[[str], object] | None = None,
+    skip_refused: bool | None = None,
 ) -> Explanation:
     """Explain one prediction by one or several methods.
 
@@ -58,6 +59,8 @@ def explain(
         layers: Given to the methods that choose layers ("all", an index, several); the others keep their own.
         device: Where to run. A model given by name is moved there; another one has to be there already.
         progress: Called with each method's name before it runs.
+        skip_refused: Whether methods that refuse this model are reported in `Explanation.skipped` rather than raise;
+            None does so if `methods` is None. If all of them refuse, the first reason is raised.
 
     Returns:
         The maps, and everything needed to read, show and repeat them.
@@ -76,6 +79,7 @@ def explain(
         {'tokenrank': (12, 12), 'n_bounce': (12, 12)}
     """
     chosen = choose_methods(methods)
+    skip = methods is None if skip_refused is None else skip_refused
     subject = find_subject(model, device)
     given = subject.read(image)
     built = _build(chosen, subject, layers)
@@ -92,12 +96,12 @@ def explain(
         start = time.perf_counter() - passes.seconds  # shared passes are divided among those who share them
         caught: list[str] = []
         try:
-            if methods is None and logits is None and getattr(method, "is_class_specific", False):
+            if skip and logits is None and getattr(method, "is_class_specific", False):
                 raise UnsupportedModelError("explains a class, and the model gives no class scores")
             with _warnings_into(caught):
                 relevance = _relevance(name, method, passes, subject, given, index)
         except _REFUSALS as error:
-            if methods is not None:
+            if not skip:
                 raise
             skipped[name] = str(error)
             reasons.append(error)

@@ -1,9 +1,5 @@
 """Pictures that are clicked on, whose geometry is known to the pixel, and figures as HTML."""
 
-import base64
-import html
-import io
-
 import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
@@ -13,6 +9,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from xattn._png import as_png, image_tag
 from xattn.layout import TokenLayout
 
 Pixels = npt.NDArray[np.uint8]
@@ -99,15 +96,7 @@ def head_clicked(x: int, y: int, shape: tuple[int, int]) -> tuple[int, int | Non
 
 def as_html(figure: Figure, alt: str) -> str:
     """A figure as an image of HTML, with its pixels inside."""
-    code = base64.b64encode(as_png(figure)).decode()
-    return f'<img class="figure" alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{code}">'
-
-
-def as_png(figure: Figure, dpi: int = 110) -> bytes:
-    """A figure as PNG."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
-    return buffer.getvalue()
+    return image_tag(as_png(figure), alt, ' class="figure"')
 
 
 def _as_share(colour: tuple[int, int, int]) -> tuple[float, float, float]:

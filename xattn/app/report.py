@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from xattn import __version__
 from xattn._files import write_atomically
-from xattn.app.drawing import as_html, as_png
+from xattn._png import as_png
+from xattn.app.drawing import as_html
 from xattn.app.figures import maps_figure
 from xattn.app.judge import MapCurve, area_rows
 from xattn.explanation import Explanation, save_arrays

@@ -69,9 +69,17 @@ def canvas(
     return figure, drawn[:panels]
 
 
-def rows_of(panels: int, one_row: int) -> int:
-    """Panels in a row: all up to `one_row`, else 5 to 7, whichever leaves the fewest gaps."""
-    return panels if panels <= one_row else min((5, 6, 7), key=lambda width: -panels % width)
+def rows_of(panels: int, one_row: int, columns: int | None = None) -> int:
+    """Panels in a row: as many as wanted, else all up to `one_row`, else 5 to 7, whichever leaves the fewest gaps.
+
+    Raises:
+        ArgumentError: If `columns` is not positive.
+    """
+    if columns is not None and columns < 1:
+        raise ArgumentError(f"columns: expected a positive integer, got {columns}")
+    if columns is not None or panels <= one_row:
+        return min(columns or panels, panels)
+    return min((5, 6, 7), key=lambda width: -panels % width)
 
 
 def single(ax: "Axes | None", size: tuple[float, float]) -> "Axes":

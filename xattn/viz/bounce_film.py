@@ -61,14 +61,12 @@ def bounce_film(
     if last is not None and last.shape != frames.shape[1:]:
         raise ArgumentError(f"limit: expected the shape of a frame {frames.shape[1:]}, got {last.shape}")
     shown = _steps(steps, len(frames))
-    if columns is not None and columns < 1:
-        raise ArgumentError(f"columns: expected a positive integer, got {columns}")
     maps = {_name(n, frames[n], last): frames[n] for n in shown}
     if last is not None:
         maps["limit\nTokenRank"] = last
     limits, signed = shared_limits(maps.values(), scale, normalize)
     count = len(maps) + 1
-    columns = min(columns or rows_of(count, 8), count)
+    columns = rows_of(count, 8, columns)
     figure, panels = canvas(count, columns, axes, title=title, caption=CAPTIONS[scale], cell=_CELL)
     show_picture(panels[0], image, "image")
     for ax, (name, frame) in zip(panels[1:], maps.items(), strict=True):

@@ -40,11 +40,9 @@ def comparison(
     """
     if not maps:
         raise ArgumentError("maps: expected at least one map, got none")
-    if columns is not None and columns < 1:
-        raise ArgumentError(f"columns: expected a positive integer, got {columns}")
     limits, signed = shared_limits(maps.values(), scale, normalize)
     count = len(maps) + 1
-    columns = min(columns or rows_of(count, 5), count)
+    columns = rows_of(count, 5, columns)
     figure, panels = canvas(count, columns, axes, title=title, caption=CAPTIONS[scale])
     show_picture(panels[0], image, "image")
     for ax, (name, relevance) in zip(panels[1:], maps.items(), strict=True):
