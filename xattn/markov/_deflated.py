@@ -40,8 +40,7 @@ class DeflatedMatrix:
             self.matrix[batch, :, self.sink] = 0
             return
         self.matrix = weights
-        # Copying the large matrices of the chains that are left takes longer than a CPU saves by one batched product.
-        self.kept = list(weights) if weights.device.type == "cpu" else None
+        self.kept: list[Tensor] | None = None
 
     def apply(self, rows: Tensor) -> Tensor:
         """(B, b, N) -> (B, b, N)."""
@@ -60,7 +59,9 @@ class DeflatedMatrix:
             self.matrix = self.matrix[keep]
             return
         self.sink, self.sink_row, self.scale = self.sink[keep], self.sink_row[keep], self.scale[keep]
-        if self.kept is None:
+        if self.matrix.device.type != "cpu":
             self.matrix = self.matrix[keep]
-        else:
-            self.kept = [self.kept[index] for index in keep.nonzero().squeeze(1).tolist()]
+            return
+        # Copying the large matrices of the chains that are left takes longer than a CPU saves by one batched product.
+        kept = self.kept or list(self.matrix)
+        self.kept = [kept[index] for index in keep.nonzero().squeeze(1).tolist()]
