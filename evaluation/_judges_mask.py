@@ -57,6 +57,7 @@ register(
         (metric("miou_dataset"), *(metric(name) for name in _SCORES)),
         needs_mask=True,
         counts=COUNTS,
+        partial=True,
     )
 )
 register(

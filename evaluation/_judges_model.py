@@ -118,7 +118,7 @@ _HIT = tuple(
     for m in _ORDERS
 )
 
-register(Judge("perturbation", judge_perturbation, _ORDERS))
-register(Judge("perturbation-2021", judge_perturbation_2021, _HIT))
+register(Judge("perturbation", judge_perturbation, _ORDERS, partial=True))
+register(Judge("perturbation-2021", judge_perturbation_2021, _HIT, partial=True))
 register(Judge("insertion-deletion", judge_insertion_deletion, (metric("insertion"), metric("deletion"))))
-register(Judge("token-masking", judge_token_masking, _TOKENS))
+register(Judge("token-masking", judge_token_masking, _TOKENS, partial=True))

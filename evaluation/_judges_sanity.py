@@ -148,7 +148,7 @@ def _map(method: TransformerAttribution, inputs: Tensor, target: Tensor, batch_s
 
 _ROAD = tuple(metric(order, f"road_{order}") for order in BOTH)
 
-register(Judge("road", judge_road, _ROAD, random=True))
+register(Judge("road", judge_road, _ROAD, random=True, partial=True))
 register(Judge("average-drop", judge_average_drop, (metric("average_drop"), metric("average_increase"))))
 register(Judge("complexity", judge_complexity, (metric("sparseness"), metric("complexity"))))
 register(Judge("randomization", judge_randomization, (metric("parameter_randomization"),), random=True))

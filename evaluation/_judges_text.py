@@ -78,5 +78,5 @@ _REMOVAL = tuple(metric(f"removal_{order}") for order in BOTH)
 _ERASER = (metric("comprehensiveness"), metric("sufficiency"))
 
 register(Judge("rationale", judge_rationale, (metric("rationale_hit"),), needs_objects=True, reads="text"))
-register(Judge("token-removal", judge_token_removal, _REMOVAL, reads="text"))
+register(Judge("token-removal", judge_token_removal, _REMOVAL, reads="text", partial=True))
 register(Judge("eraser", judge_eraser, _ERASER, reads="text"))

@@ -48,6 +48,13 @@ class Measured:
         """The area under a curve, with the curve."""
         return cls(curve.auc(convention), curve.undefined, curve.constant, curve.fractions, curve.values)
 
+    def shapes(self, samples: int) -> dict[str, tuple[int, ...]]:
+        """What shape each part that is given has to have for B samples."""
+        steps = self.fractions.numel() if isinstance(self.fractions, Tensor) else 0
+        flat = dict.fromkeys(("values", "undefined", "constant"), (samples,))
+        expected = {**flat, "fractions": (steps,), "curves": (samples, steps)}
+        return {part: shape for part, shape in expected.items() if part == "values" or getattr(self, part) is not None}
+
 
 Orders: TypeAlias = Sequence[Literal["positive", "negative"]]
 BOTH: Orders = ("positive", "negative")
@@ -69,6 +76,7 @@ class Judge:
         reads: What the samples are: "pictures" or "text".
         random: Whether it draws random numbers, whatever its options. A `fill` that draws some is recognised.
         counts: Names of measured values that are no scores, such as pixel counts; they are stored, not shown.
+        partial: Whether it may measure fewer than its metrics, because options choose some or counts make them up.
     """
 
     name: str
@@ -80,6 +88,7 @@ class Judge:
     counts: tuple[str, ...] = ()
     reads: Literal["pictures", "text"] = "pictures"
     random: bool = False
+    partial: bool = False
 
     @property
     def is_random(self) -> bool:
@@ -107,8 +116,34 @@ class Judge:
         return facts
 
     def __call__(self, chunk: "AnyChunk", relevance: Tensor) -> Mapping[str, Measured]:
-        """Measure one chunk."""
-        return self.function(chunk, relevance, **self.options)
+        """Measure one chunk.
+
+        Raises:
+            ArgumentError: If the function measures other metrics than it declares, or other samples than the chunk's.
+            ArgumentTypeError: If it returns no mapping of metrics to `Measured`.
+        """
+        return self._checked(self.function(chunk, relevance, **self.options), len(chunk.samples))
+
+    def _checked(self, measured: object, samples: int) -> Mapping[str, Measured]:
+        """What the function returned, refused by the protocol's name if it is not what it has to return."""
+        expected = f"protocol: {self.name!r} must return a mapping of metrics to Measured with values ({samples},)"
+        if not isinstance(measured, Mapping):
+            raise ArgumentTypeError(f"{expected}, got {_described(measured)}")
+        names = [*(metric.name for metric in self.metrics), *self.counts]
+        missing = bool(set(names) - set(measured)) and not self.partial
+        if missing or not measured or set(measured) - set(names):
+            got = ", ".join(map(repr, measured)) or "none"
+            raise ArgumentError(f"{expected}; the metrics declared are {', '.join(map(repr, names))}, got {got}")
+        for name, found in measured.items():
+            if not isinstance(found, Measured):
+                raise ArgumentTypeError(f"{expected}, got {_described(found)} for {name!r}")
+            for part, shape in found.shapes(samples).items():
+                value = getattr(found, part)
+                if not isinstance(value, Tensor):
+                    raise ArgumentTypeError(f"{expected}, got {_described(value)} as {part} of {name!r}")
+                if tuple(value.shape) != shape:
+                    raise ArgumentError(f"{expected}; expected {part} {shape} of {name!r}, got {tuple(value.shape)}")
+        return measured
 
 
 JUDGES: dict[str, Judge] = {}
@@ -120,7 +155,10 @@ def register(judge: Judge) -> Judge:
 
     Raises:
         ArgumentError: If the name is taken.
+        ArgumentTypeError: If it is no Judge.
     """
+    if not isinstance(judge, Judge):
+        raise ArgumentTypeError(f"judge: expected a Judge, got {judge!r}")
     if judge.name in JUDGES:
         raise ArgumentError(f"name: there is a protocol {judge.name!r} already")
     JUDGES[judge.name] = judge
@@ -147,6 +185,10 @@ def find_judge(protocol: str | Judge) -> Judge:
 def metric(name: str, known: str = "") -> Metric:
     """A metric of the registry under its own name or another one."""
     return replace(METRICS[known or name], name=name)
+
+
+def _described(value: object) -> str:
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
 
 
 def _options(function: JudgeFunction) -> dict[str, Any]:

@@ -321,6 +321,37 @@ def test_a_protocol_of_ones_own(model, scenes, tmp_path, monkeypatch):
         register(judge)
 
 
+ONES = torch.ones(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (None, ArgumentTypeError, "got None"),
+        (ONES, ArgumentTypeError, r"got a tensor \(2,\)$"),
+        ({"area": ONES}, ArgumentTypeError, r"got a tensor \(2,\) for 'area'"),
+        ({"area": Measured(1.0)}, ArgumentTypeError, "got 1.0 as values of 'area'"),
+        ({"area": Measured(torch.ones(3))}, ArgumentError, r"expected values \(2,\) of 'area', got \(3,\)"),
+        ({"area": Measured(ONES, constant=torch.ones(1))}, ArgumentError, r"expected constant \(2,\)"),
+        ({"area": Measured(ONES, curves=torch.ones(2, 5))}, ArgumentError, r"expected curves \(2, 0\)"),
+        ({"areas": Measured(ONES)}, ArgumentError, "the metrics declared are 'area', got 'areas'"),
+        ({"area": Measured(ONES), "more": Measured(ONES)}, ArgumentError, "got 'area', 'more'"),
+        ({}, ArgumentError, "got none"),
+    ],
+)
+def test_what_a_protocol_of_ones_own_returns_is_checked(model, scenes, tmp_path, returned, error, message):
+    about = Metric("area", False, (0.0, 1.0), False, False, "part with relevance")
+    judge = Judge("mine", lambda chunk, relevance: returned, (about,))
+    expected = r"protocol: 'mine' must return a mapping of metrics to Measured with values \(2,\).*"
+    with pytest.raises(error, match=expected + message):
+        benchmark(model, scenes, "raw_attention", [judge], tmp_path, limit=2)
+
+
+def test_only_judges_are_registered():
+    with pytest.raises(ArgumentTypeError, match="expected a Judge"):
+        register(lambda chunk, relevance: {})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
