@@ -105,7 +105,8 @@ class Gathering:
             return
         self._check_tokens(record, self._layout)
         record = self._at_home(record)
-        self.valid = record.valid_keys if self.valid is None else self.valid
+        if self.valid is None and record.valid_keys is not None:
+            self.valid = _some_valid(record.valid_keys, self._layout)
         if self._reducer is None:
             self.kept.append(record)
         else:
@@ -174,6 +175,17 @@ class Gathering:
                 f"forward_func: {record.path!r} has {tokens} tokens where earlier layers have {expected}: a "
                 f"hierarchical model, whose layers cannot be read as one chain; {_WORKS_EVERYWHERE}"
             )
+
+
+def _some_valid(valid: Tensor, layout: TokenLayout) -> Tensor:
+    """The mask (B, N), refused where it leaves nothing of a sample to explain."""
+    empty = (~valid[:, layout.num_prefix :].any(-1)).nonzero().flatten().tolist()
+    if empty:
+        raise ArgumentError(
+            f"attention_mask: expected at least one {'patch' if layout.is_image else 'word'} of each sample to take "
+            f"part, got none of sample(s) {', '.join(map(str, empty))} of the batch"
+        )
+    return valid
 
 
 def _over_tokens(weights: Tensor, batch: int, layout: TokenLayout) -> Tensor | None:

@@ -9,7 +9,7 @@ from text_models import real_text_model, tiny_text_model
 from tiny_models import words
 
 from xattn.attributions import methods
-from xattn.errors import UnsupportedModelError
+from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.models.sentences import Sentences
 
 PAIR = [
@@ -113,3 +113,12 @@ def test_class_specific_methods_tell_two_topics_apart(name):
             best = [float(words[list(rationale)].max()) for rationale in sentence.rationales]
             right += best[asked] > best[1 - asked]
     assert right / (2 * len(sentences)) > 0.9
+
+
+@pytest.mark.parametrize("left", [0, 1], ids=["nothing", "the class token"])
+@pytest.mark.parametrize("name", [name for name in methods if name != "center"])
+def test_a_mask_that_leaves_no_word_is_named(name, left, tiny):
+    ids, mask = tiny.preprocess(PAIR)
+    mask[1, left:] = 0
+    with pytest.raises(ArgumentError, match=r"attention_mask: expected at least one word .* sample\(s\) 1 of the batch"):
+        methods[name](tiny).attribute(ids, target=0, additional_forward_args=mask)
