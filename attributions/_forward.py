@@ -22,6 +22,7 @@ from xattn.errors import ArgumentError, XattnError
 from xattn.layout import TokenLayout
 
 _DTYPE_COMPLAINT = re.compile(r"should be the same|same dtype|expected scalar type", re.IGNORECASE)
+_ID_COMPLAINT = re.compile(r"index out of range in self|device-side assert", re.IGNORECASE)
 _SIZE_COMPLAINT = re.compile(r"size|height|width|shape|channels|divisible|unpack|dimension", re.IGNORECASE)
 
 
@@ -201,16 +202,41 @@ def _call(forward_func: Callable[..., Any], inputs: Tensor, args: tuple[Any, ...
         return forward_func(inputs, *args)
     except XattnError:
         raise
-    except (AssertionError, ValueError, RuntimeError) as error:
+    except (AssertionError, ValueError, RuntimeError, IndexError) as error:
         if _DTYPE_COMPLAINT.search(str(error)):
             raise ArgumentError(
                 f"inputs: they are {inputs.dtype}, and the model computes in another type: {error}; convert one of them"
             ) from error
-        image_like = inputs.ndim == 3 and inputs.is_floating_point() and inputs.shape[0] in (1, 3, 4)
-        if image_like and _SIZE_COMPLAINT.search(str(error)):
-            raise ArgumentError(
-                f"inputs: the model refused shape {tuple(inputs.shape)}: {error}. If this is an image: {ADD_BATCH}"
-            ) from error
-        if inputs.ndim == 4 and _SIZE_COMPLAINT.search(str(error)):
-            raise ArgumentError(f"inputs: the model refused images of shape {tuple(inputs.shape)}: {error}") from error
-        raise
+        refused = _refused(inputs, args, str(error))
+        if refused is None:
+            raise
+        raise ArgumentError(f"{refused}: {error}") from error
+
+
+def _refused(inputs: Tensor, args: tuple[Any, ...], complaint: str) -> str | None:
+    """Which argument the model refused, as far as its complaint tells."""
+    shape = tuple(inputs.shape)
+    if inputs.ndim == 2 and _ID_COMPLAINT.search(complaint):
+        return (
+            f"inputs: expected token ids within the model's vocabulary and no more than it has positions, got ids "
+            f"{_range(inputs)} of shape {shape}"
+        )
+    if not _SIZE_COMPLAINT.search(complaint):
+        return None
+    if inputs.ndim == 4:
+        return f"inputs: the model refused images of shape {shape}"
+    if inputs.ndim == 3:
+        is_image = shape[0] in (1, 3, 4)
+        return f"inputs: expected embeddings, or, if this is an image, {ADD_BATCH}; got {shape}" if is_image else None
+    others = [tuple(arg.shape) for arg in args if isinstance(arg, Tensor)]
+    if others and others[0] != shape:
+        return f"additional_forward_args: expected a mask of the token ids' shape {shape}, got {others[0]}"
+    return f"inputs: the model refused token ids of shape {shape}"
+
+
+def _range(ids: Tensor) -> str:
+    """Smallest and largest id; unknown where a failed check has stopped the device."""
+    try:
+        return f"{int(ids.min())} to {int(ids.max())}"
+    except RuntimeError:
+        return "unknown"

@@ -120,5 +120,23 @@ def test_class_specific_methods_tell_two_topics_apart(name):
 def test_a_mask_that_leaves_no_word_is_named(name, left, tiny):
     ids, mask = tiny.preprocess(PAIR)
     mask[1, left:] = 0
-    with pytest.raises(ArgumentError, match=r"attention_mask: expected at least one word .* sample\(s\) 1 of the batch"):
+    with pytest.raises(ArgumentError, match=r"attention_mask: .*one word .* sample\(s\) 1 of the batch"):
         methods[name](tiny).attribute(ids, target=0, additional_forward_args=mask)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (torch.tensor([[1, 100_000]]), None, r"inputs: expected token ids .* got ids 1 to 100000 of shape \(1, 2\)"),
+        (torch.tensor([[-3, 1]]), None, "got ids -3 to 1"),
+        (
+            torch.ones(2, 5).long(),
+            torch.ones(2, 4),
+            r"additional_forward_args: expected a mask .*\(2, 5\), got \(2, 4\)",
+        ),
+        (torch.ones(1, 65).long(), None, r"inputs: the model refused token ids of shape \(1, 65\)"),
+    ],
+)
+def test_ids_and_masks_that_the_model_refuses_are_named(ids, mask, message, tiny):
+    with pytest.raises(ArgumentError, match=message):
+        methods["tokenrank"](tiny).attribute(ids, additional_forward_args=mask)
