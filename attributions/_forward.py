@@ -227,7 +227,7 @@ def _refused(inputs: Tensor, args: tuple[Any, ...], complaint: str) -> str | Non
         return f"inputs: the model refused images of shape {shape}"
     if inputs.ndim == 3:
         is_image = shape[0] in (1, 3, 4)
-        return f"inputs: expected embeddings, or, if this is an image, {ADD_BATCH}; got {shape}" if is_image else None
+        return f"inputs: the model refused shape {shape}; if this is an image: {ADD_BATCH}" if is_image else None
     others = [tuple(arg.shape) for arg in args if isinstance(arg, Tensor)]
     if others and others[0] != shape:
         return f"additional_forward_args: expected a mask of the token ids' shape {shape}, got {others[0]}"
