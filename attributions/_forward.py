@@ -20,6 +20,7 @@ from xattn.attributions._late_graph import LateGraph
 from xattn.attributions._targets import Target, logits_of
 from xattn.errors import ArgumentError, XattnError
 from xattn.layout import TokenLayout
+from xattn.zero_shot import advising_zero_shot
 
 _DTYPE_COMPLAINT = re.compile(r"should be the same|same dtype|expected scalar type", re.IGNORECASE)
 _ID_COMPLAINT = re.compile(r"index out of range in self|device-side assert", re.IGNORECASE)
@@ -137,18 +138,21 @@ def _run(
         with ExitStack() as contexts:
             for request in requests:
                 contexts.enter_context(request.around or nullcontext())
-            with AttentionTap(
-                consumer=take,
-                batch_size=inputs.shape[0],
-                require_grad=needs_gradient,
-                roots=roots,
-                before=None if late is None else late.before,
-            ) as tap:
+            with (
+                AttentionTap(
+                    consumer=take,
+                    batch_size=inputs.shape[0],
+                    require_grad=needs_gradient,
+                    roots=roots,
+                    before=None if late is None else late.before,
+                ) as tap,
+                advising_zero_shot(forward_func, args),
+            ):
                 output = _call(forward_func, inputs, args)
+                logits = logits_of(output)
             depth = tap.depth
             layouts = [selection.finish(tap) for selection in selections]
     del tap, take
-    logits = logits_of(output)
     if logits is not None and not bool((~logits.isnan()).all()):
         raise ArgumentError("forward_func: expected numbers as its output, got NaN; its weights or inputs overflow")
     passes = [

@@ -72,7 +72,7 @@ def required(logits: Tensor | None) -> Tensor:
     if logits is None:
         raise ArgumentError(
             "forward_func: expected logits to choose a target from, got an output without .logits; "
-            "wrap the model so that it returns a tensor (B, classes)"
+            "wrap the model so that it returns a tensor (B, classes); xattn.ZeroShot does so for CLIP and its kin"
         )
     return logits
 

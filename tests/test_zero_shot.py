@@ -210,3 +210,17 @@ def test_a_model_without_a_scale_needs_one():
 def test_it_is_exported():
     assert "ZeroShot" in xattn.__all__
     assert "texts=3" in repr(ZeroShot(open_clip_like(), IDS))
+
+
+@pytest.mark.parametrize("build", [tiny.hf_clip, open_clip, open_clip_like])
+def test_a_model_without_its_texts_is_sent_here(build):
+    with pytest.raises(UnsupportedModelError, match=r"forward_func: \w+ compares images with texts.*xattn\.ZeroShot"):
+        RawAttention(build()).attribute(tiny.images())
+    with pytest.raises(UnsupportedModelError, match=r"xattn\.ZeroShot"):
+        xattn.explain(build(), tiny.images()[0], methods="raw_attention")
+
+
+def test_a_model_with_its_texts_keeps_its_own_errors():
+    model = ZeroShot(tiny.hf_clip(), IDS)
+    with pytest.raises(ArgumentError, match="inputs: the model refused images of shape"):
+        RawAttention(model).attribute(torch.rand(1, 3, 40, 40))

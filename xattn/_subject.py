@@ -15,6 +15,7 @@ from xattn.attributions._targets import logits_of
 from xattn.attributions.base import check_inputs
 from xattn.errors import ArgumentError, ArgumentTypeError, XattnError
 from xattn.explanation import ClassProbability
+from xattn.zero_shot import advising_zero_shot
 
 if TYPE_CHECKING:
     from xattn.models.image import ImageLike
@@ -70,7 +71,7 @@ class Subject(ABC):
         args = () if given.args is None else (given.args,)
         batch = given.inputs
         try:
-            with undisturbed(self.forward), torch.no_grad():
+            with undisturbed(self.forward), torch.no_grad(), advising_zero_shot(self.forward, args):
                 logits: Tensor | None = logits_of(self.forward(batch, *args))
                 return logits
         except XattnError:

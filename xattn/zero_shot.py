@@ -1,13 +1,14 @@
 """Image-text models as classifiers: texts are the classes, so that a target is an index as everywhere else."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from xattn._state import undisturbed
-from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
+from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError, XattnError
 
 Texts: TypeAlias = Sequence[str] | Tensor | Mapping[str, Tensor]
 Tokenizer: TypeAlias = Callable[..., Any]
@@ -73,6 +74,31 @@ class ZeroShot(nn.Module):
     def extra_repr(self) -> str:
         """Number of texts, for the representation of the module."""
         return f"texts={len(self.text_features)}"
+
+
+@contextmanager
+def advising_zero_shot(forward_func: Callable[..., Any], args: Sequence[object]) -> Iterator[None]:
+    """A failed call of an image-text model with one argument ends in the advice to give it texts.
+
+    Raises:
+        UnsupportedModelError: In place of any other error of such a model.
+    """
+    try:
+        yield
+    except (XattnError, AttributeError, TypeError, AssertionError, ValueError, RuntimeError) as error:
+        if args or not _has_two_towers(forward_func):
+            raise
+        raise UnsupportedModelError(
+            f"forward_func: {type(forward_func).__name__} compares images with texts and got one of both; wrap it with "
+            f"texts as its classes, xattn.ZeroShot(model, texts, tokenizer=...). It failed with: {error}"
+        ) from error
+
+
+def _has_two_towers(model: Callable[..., Any]) -> bool:
+    try:
+        return isinstance(model, nn.Module) and bool(_tower(model, "image") and _tower(model, "text"))
+    except UnsupportedModelError:
+        return False
 
 
 def _as_prompts(texts: object) -> tuple[str, ...]:
