@@ -1,6 +1,6 @@
 """A few samples with everything the judges share: clean logits, targets, and the relevance of one method."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +11,7 @@ from xattn._state import undisturbed
 from xattn.attributions import TransformerAttribution
 from xattn.evaluation._labels import Explained, sample_labels
 from xattn.evaluation._scores import clean_logits
+from xattn.evaluation._shared import Shared
 from xattn.evaluation._text_chunk import TextChunk, make_text_chunk
 from xattn.evaluation._tokens import find_grid
 from xattn.evaluation.datasets import Sample
@@ -23,41 +24,13 @@ if TYPE_CHECKING:
 _SHOWN = 56  # pixels of an illustration's longer side
 
 
-class Shared:
-    """A model that answers a chunk's clean pictures from memory, and runs for all others.
-
-    Args:
-        forward: The model.
-        inputs: (B, C, H, W) clean pictures; views of them are recognised.
-        clean: (B, classes) their logits.
-    """
-
-    def __init__(self, forward: Callable[..., Any], inputs: Tensor, clean: Tensor) -> None:
-        self.forward, self.inputs, self.clean = forward, inputs, clean
-        self._version = inputs._version
-
-    def __call__(self, x: Tensor) -> Any:  # noqa: ANN401
-        """Logits of a batch."""
-        start = self._start(x)
-        return self.forward(x) if start is None else self.clean[start : start + len(x)].clone()
-
-    def _start(self, x: Tensor) -> int | None:
-        """Where these rows begin in the chunk, None if they are no unchanged rows of it."""
-        own = self.inputs
-        if x.untyped_storage().data_ptr() != own.untyped_storage().data_ptr() or x._version != self._version:
-            return None
-        offset = x.storage_offset() - own.storage_offset()
-        aligned = x.shape[1:] == own.shape[1:] and x.stride() == own.stride() and offset % own.stride(0) == 0
-        return int(offset // own.stride(0)) if aligned else None
-
-
 @dataclass(eq=False)
 class Chunk:
     """Samples of one chunk, and one method's way to explain them.
 
     Attributes:
         forward: The model.
-        shared: The model, with the clean pictures' answers kept.
+        shared: The model, with the answers kept that all methods ask for.
         samples: B of them.
         inputs: (B, C, H, W).
         clean: (B, classes) logits of the inputs.

@@ -85,10 +85,8 @@ def judge_token_masking(
     measured = {}
     for way in how:
         for order in orders:
-            # Taking tokens away answers clean pictures with another network: nothing is shared here.
-            forward = chunk.shared if way == "fill" else chunk.forward
             curve = token_masking(
-                forward,
+                chunk.shared,
                 chunk.inputs,
                 relevance,
                 chunk.target,

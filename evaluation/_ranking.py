@@ -32,11 +32,8 @@ def removal_rank(maps: Tensor, order: Order) -> Tensor:
     """
     check_choice("order", order, get_args(Order))
     flat = maps.flatten(1)
-    flat = (flat if order == "positive" else -flat).nan_to_num(torch.inf, torch.inf, -torch.inf)
-    # NaN and +inf are now equal: a second stable sort puts NaN in front.
-    by_value = flat.argsort(dim=1, descending=True, stable=True)
-    nan_last = ~maps.flatten(1).isnan().gather(1, by_value)
-    first = by_value.gather(1, nan_last.to(torch.int8).argsort(dim=1, stable=True))
+    # NaN counts as larger than everything in a sort, and so does its negative.
+    first = (flat if order == "positive" else -flat).argsort(dim=1, descending=True, stable=True)
     positions = torch.arange(flat.shape[1], device=flat.device).expand_as(first)
     return torch.empty_like(first).scatter_(1, first, positions)
 

@@ -55,7 +55,8 @@ def make_fill(fill: Fill, inputs: Tensor, mean: Tensor, std: Tensor, seed: int) 
         stand_in = inputs.mean((2, 3), keepdim=True) + noise * spread
 
     def replace(rows: Tensor, removed: Tensor) -> Tensor:
-        return torch.where(removed.unsqueeze(1), stand_in[rows], inputs[rows])
+        # Exactly the one or the other, and several times faster on a CPU than `where` with its broadcast operands.
+        return inputs[rows].lerp_(stand_in[rows], removed.unsqueeze(1).to(inputs))
 
     return replace
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -15,6 +16,7 @@ from xattn.evaluation._curve import Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS, Order, cells_removed, check_fractions, removal_rank
 from xattn.evaluation._scores import SCORES, Score, call_logits, clean_logits, resolve_class, score_of
 from xattn.evaluation._shapes import Statistics, check_choice, check_images, constant_maps, patch_map, sum_channels
+from xattn.evaluation._shared import recalled, unshared
 from xattn.evaluation._token_ops import hidden_keys, only_tokens
 from xattn.evaluation._tokens import Tokens, find_tokens
 from xattn.evaluation.fill import Fill
@@ -85,7 +87,9 @@ def token_masking(
         )[score]
         return replace(curve, settings={**curve.settings, "how": how, "unit": "token"})
 
-    found = find_tokens(forward, inputs, layout)
+    # Without tokens the model is another network: it must run, also on clean pictures.
+    model = unshared(forward)
+    found = find_tokens(model, inputs, layout)
     layout = found.layout
     if grid is not None and grid != layout.grid:
         raise ArgumentError(f"grid: the model's tokens lie on {layout.grid}, got {grid}")
@@ -98,7 +102,14 @@ def token_masking(
         clean = clean_logits(forward, inputs, batch_size)
         index = resolve_class(clean, target)
         rank = removal_rank(maps, order)
-        steps = [clean if k == 0 else _step(forward, inputs, rank, k, found, how, batch_size) for k in counts]
+
+        def without(count: int) -> Tensor:
+            compute = partial(_step, model, inputs, rank, count, found, how, batch_size)
+            # Which token went first no longer matters once all are gone.
+            gone = count == layout.num_patches
+            return recalled(forward, inputs, (how, layout, batch_size), compute) if gone else compute()
+
+        steps = [without(count) if count else clean for count in counts]
 
     nan = maps.flatten(1).isnan().any(1)
     values = score_of(score, torch.stack(steps, 1), index, clean).masked_fill(nan.unsqueeze(1), torch.nan)

@@ -1,7 +1,8 @@
 """Perturbation curves: how a score falls as pixels or patches are removed in the order of their relevance."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -30,8 +31,9 @@ from xattn.evaluation._shapes import (
     patch_map,
     pixel_map,
 )
+from xattn.evaluation._shared import recalled
 from xattn.evaluation._tokens import find_grid
-from xattn.evaluation.fill import Fill, make_fill
+from xattn.evaluation.fill import Fill, Filler, make_fill
 
 Unit: TypeAlias = Literal["pixel", "patch"]
 Forward: TypeAlias = Callable[..., Any]
@@ -155,13 +157,16 @@ def perturbation_curves(
     )
     cells = maps[0].numel()
     counts = cells_removed(nominal, cells, removal.rounding)
-    replace = make_fill(removal.fill, inputs, *normalisation(forward, inputs, mean, std), removal.seed)
+    mean, std = normalisation(forward, inputs, mean, std)
+    replace = make_fill(removal.fill, inputs, mean, std, removal.seed)
     rank = pixel_map(removal_rank(maps, removal.order).view_as(maps).float(), inputs)
 
     with undisturbed(forward):
         clean = clean_logits(forward, inputs, batch_size)
         index = resolve_class(clean, target)
-        logits = _logits(forward, inputs, rank, counts, removal.insert, replace, clean, batch_size)
+        fill = (removal.fill, removal.seed, *mean.flatten().tolist(), *std.flatten().tolist())
+        blank = partial(_blank_logits, forward, inputs, replace, fill, batch_size)
+        logits = _logits(forward, rank, counts, removal.insert, replace, clean, blank, batch_size)
 
     undefined = maps.flatten(1).isnan().any(1) & (removal.nan == "undefined")
     settings = {name: getattr(removal, name) for name in ("order", "fill", "unit", "rounding", "nan", "insert", "seed")}
@@ -184,22 +189,36 @@ def perturbation_curves(
 
 def _logits(
     forward: Forward,
-    inputs: Tensor,
     rank: Tensor,
     counts: Sequence[int],
     insert: bool,
-    replace: Callable[[Tensor, Tensor], Tensor],
+    replace: Filler,
     clean: Tensor,
+    blank: Callable[[], Tensor],
     batch_size: int,
 ) -> Tensor:
     """Logits (B, S, C): every sample at every step, in rows of at most `batch_size`."""
     limits = torch.tensor(counts, device=rank.device)
-    untouched = limits > rank.amax() if insert else limits == 0
+    none, every = limits == 0, limits > rank.amax()
     logits = clean.unsqueeze(1).repeat(1, len(counts), 1)
-    steps = (~untouched).nonzero().flatten()
-    samples = torch.arange(len(inputs), device=rank.device)
+    emptied = none if insert else every
+    if bool(emptied.any()):
+        logits[:, emptied] = blank().unsqueeze(1)
+    steps = (~none & ~every).nonzero().flatten()
+    samples = torch.arange(len(rank), device=rank.device)
     for pairs in torch.cartesian_prod(samples, steps).split(batch_size) if len(steps) else ():
         rows, step = pairs.unbind(1)
         removed = rank[rows] < limits[step].view(-1, 1, 1)
         logits[rows, step] = call_logits(forward, replace(rows, ~removed if insert else removed))
     return logits
+
+
+def _blank_logits(forward: Forward, inputs: Tensor, replace: Filler, fill: Hashable, batch_size: int) -> Tensor:
+    """Logits (B, C) of the pictures with everything removed: the same for every map, where `fill` is the same."""
+
+    def compute() -> Tensor:
+        rows = torch.arange(len(inputs), device=inputs.device).split(batch_size)
+        everything = torch.ones(1, *inputs.shape[2:], dtype=torch.bool, device=inputs.device)
+        return torch.cat([call_logits(forward, replace(part, everything.expand(len(part), -1, -1))) for part in rows])
+
+    return recalled(forward, inputs, ("everything removed", fill, batch_size), compute)

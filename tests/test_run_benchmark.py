@@ -112,7 +112,16 @@ def test_maps_and_clean_answers_are_computed_once_per_chunk(model, scenes, tmp_p
     benchmark(
         model, scenes, "raw_attention", ["segmentation", "localization", "perturbation"], tmp_path / "b", chunk_size=5
     )
-    assert model.module.rows == 20 + 2 * 10 * 5  # both orders, ten steps without the first
+    assert model.module.rows == 20 + 5 + 2 * 9 * 5  # what all methods end with; both orders, the steps between
+
+
+def test_what_all_methods_end_with_is_asked_once_per_chunk(model, scenes, tmp_path):
+    both = ["perturbation", "token-masking"]
+    benchmark(model, scenes, METHODS, both, tmp_path, chunk_size=5, batch_size=5)
+    own, ends, between = len(METHODS), 1 + 2, len(METHODS) * 9 * (2 + 3)
+    # Clean pictures once; black ones for pixels and tokens alike, and no token left once for each way to take them.
+    # One row more finds the tokens each time.
+    assert model.module.rows == 5 * (1 + own + ends + between) + len(METHODS) * 2
 
 
 def test_the_first_samples_are_kept_as_examples(model, scenes, tmp_path):
@@ -134,7 +143,7 @@ def test_nothing_is_done_twice(model, scenes, tmp_path):
     assert model.module.rows == before
     longer = benchmark(model, load_dataset("demo", n=7, seed=5), METHODS, out=tmp_path, chunk_size=2)
     assert same(longer.rows)[: 4 * 4] == same(first.rows)[: 4 * 4]
-    assert model.module.rows - before == 3 * (1 + 2 * (1 + 20))  # samples 4 to 6: their chunk has grown
+    assert model.module.rows - before == 3 * (1 + 1 + 2 * (1 + 18))  # samples 4 to 6: their chunk has grown
 
 
 @pytest.mark.parametrize(
@@ -251,7 +260,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_done(model, scenes, tmp_path, mo
     assert [file.suffix for file in tmp_path.rglob("*") if file.is_file()] == [".parquet"]
     before = model.module.rows
     benchmark(model, scenes, METHODS, out=tmp_path)
-    assert model.module.rows - before == 5 * (1 + 1 + 20)
+    assert model.module.rows - before == 5 * (1 + 1 + 1 + 18)
 
 
 def test_an_interrupt_leaves_what_was_finished(model, scenes, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def test_a_killed_run_is_taken_up_where_it_was(tmp_path):
     assert [row["value"] for row in resumed] == pytest.approx([row["value"] for row in whole], abs=1e-6, nan_ok=True)
     assert [row["configuration"] for row in resumed] == [row["configuration"] for row in whole]
     assert {file: file.stat().st_mtime_ns for file in written} == before
-    # Of the first chunk of two pictures, one method is done and half of the other: its map is made again, not its 40
-    # perturbed pictures, and neither are those of the first method.
-    assert all_rows == 3 * 2 * (1 + 2 * (1 + 20))
-    assert rest == all_rows - 2 * (1 + 20) - 2 * 20
+    # Of the first chunk of two pictures, one method is done and half of the other: its map is made again, not its 36
+    # perturbed pictures, and neither are those of the first method, nor the black ones that both end with.
+    assert all_rows == 3 * 2 * (1 + 1 + 2 * (1 + 18))
+    assert rest == all_rows - 2 * (1 + 18) - 2 * 18 - 2
