@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from xattn._device import find_device
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.evaluation import _judges_mask as _judges_mask
 from xattn.evaluation import _judges_model as _judges_model
@@ -170,13 +171,14 @@ def _model(model: "str | Model | TextModel", device: str | None) -> "Model | Tex
     from xattn.models.model import Model
     from xattn.models.text_model import TextModel
 
+    where = None if device is None else find_device(device)
     loaded: Model | TextModel
     if isinstance(model, str):
-        loaded = load(model, device=device or "cpu")
+        loaded = load(model, device=where or "cpu")
     elif isinstance(model, (Model, TextModel)):
         loaded = model
-        if device is not None:
-            loaded.module.to(device)
+        if where is not None:
+            loaded.module.to(where)
     else:
         raise ArgumentTypeError(
             f"model: expected a name or a loaded Model, got {type(model).__name__}; "

@@ -205,6 +205,7 @@ def corrupt(tmp_path):
         (["{picture}", "--method", "rollout-of-nothing,tokenrank"], "got 'rollout-of-nothing'"),
         (["{picture}", "--model", "nothing"], "no model 'nothing'"),
         (["{picture}", "--device", "quantum"], "device: 'quantum' cannot be used"),
+        (["{picture}", "--device", "meta"], "device: 'meta' cannot be used (Cannot copy out of meta tensor; no data!)"),
         (["{corrupt}"], "is not a readable picture"),
         (["{picture}", "{corrupt}"], "is not a readable picture"),
         (["{folder}/missing.png"], "there is no file"),

@@ -128,6 +128,14 @@ def test_huggingface_folder(tmp_path):
     assert model(model.preprocess(torch.rand(3, 40, 50))[None]).shape == (1, 2)
 
 
+@pytest.mark.parametrize("config", [None, "{}", '{"model_type": "vit"}'])
+def test_a_folder_that_is_no_saved_model(config, tmp_path):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(WeightsError, match=r"expected a folder with config\.json, preprocessor_config\.json"):
+        load(f"hf:{tmp_path}")
+
+
 def test_huggingface_text_model_is_refused(tmp_path):
     from transformers import BertConfig
 

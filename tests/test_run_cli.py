@@ -143,6 +143,8 @@ def test_presets(run, seen):
         (("--engine", "spark"), 1, "error: --engine: expected local, ray"),
         (("--chunk", "0"), 1, "error: --chunk: expected a positive integer"),
         (("--protocol", "discrimination"), 1, "two objects"),
+        (("--device", "meta"), 1, "error: --device: 'meta' cannot be used"),
+        (("--device", "quantum"), 1, "error: --device: 'quantum' cannot be used"),
         (("--model", "nothing"), 1, "there is no model 'nothing'"),
     ],
 )

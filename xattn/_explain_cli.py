@@ -132,7 +132,7 @@ def _explanations(
     is_text = model == "text"
     check_writable(out)
     (_check_sentences if is_text else _check_files)(contents)
-    from xattn._subject import find_device
+    from xattn._device import find_device
     from xattn.explain import choose_methods
     from xattn.explain import explain as explain_one
     from xattn.models import load

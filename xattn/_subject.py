@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from xattn._device import find_device
 from xattn._state import undisturbed
 from xattn.attributions._targets import logits_of
 from xattn.attributions.base import check_inputs
@@ -173,15 +174,6 @@ def find_subject(model: object, device: str | torch.device | None) -> Subject:
         raise ArgumentTypeError(f"model: expected a name, a loaded Model, a module or a callable, got {model!r}")
     name = type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__qualname__", str(model))
     return ImageSubject(name, model, wanted)
-
-
-def find_device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(f"device: {device!r} cannot be used ({str(error).splitlines()[0]})") from None
-    return found
 
 
 def _one(batch: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Literal, overload
 
 import torch
 
+from xattn._device import find_device
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.models.catalogue import Entry, catalogue
 from xattn.models.image import ImageLike, Preprocess, read_image
@@ -33,13 +34,14 @@ def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | 
         dtype: floating point type of the parameters; float32 if not given.
 
     Raises:
-        ArgumentError: there is no such model; the message lists near names.
+        ArgumentError: there is no such model, and the message lists near names; or no such device.
         WeightsError: the weights are not here and cannot be had, or are not the expected file.
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(f"name must be a string such as 'demo'; got {type(name).__name__}.")
     if dtype is not None and not dtype.is_floating_point:
         raise ArgumentError(f"dtype must be a floating point type; got {dtype}.")
+    device = find_device(device)
     source, colon, rest = name.partition(":")
     model: Model | TextModel = _hub(source)(rest) if colon and rest and source in _HUBS else _own(name)
     model.module.to(device=device, dtype=dtype).eval()

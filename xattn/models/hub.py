@@ -103,8 +103,13 @@ def _pretrained(full: str, build: Callable[[], Any]) -> Any:  # noqa: ANN401
             return build()
         with _no_retries():
             return build()
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if local:
+            raise WeightsError(
+                f"model {full!r}: expected a folder with config.json, preprocessor_config.json and weights, as "
+                f"save_pretrained writes it ({reason.strip()[:160]})"
+            ) from None
         raise WeightsError(
             f"model {full!r}: its weights could not be had, neither from the cache nor from the network "
             f"({reason.strip()[:160]}). Load it once with a network connection, or copy its cache. {_YOURSELF}"
