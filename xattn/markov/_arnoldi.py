@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from xattn.markov._deflated import COPY_STATES, Deflated, DeflatedMatrix
+from xattn.markov._deflated import Deflated, DeflatedMatrix
 from xattn.markov._numeric import epsilon, tiny, widen
 
 GROWTH = 1.35
