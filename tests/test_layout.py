@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xattn import TokenLayout
-from xattn.errors import ArgumentError, LayoutError, XattnError
+from xattn.errors import ArgumentError, ArgumentTypeError, LayoutError, XattnError
 from xattn.layout import find_image_layout, find_text_layout
 
 WIDE = TokenLayout(prefix=("cls", "register", "register"), grid=(2, 3), pooling="token")
@@ -70,7 +70,9 @@ def test_words_have_no_pixels():
         {},
         {"words": -3},
         {"grid": (2, 2), "words": 4},
-        *({"grid": grid} for grid in [(0, 2), (2, -1), (4,), (2, 2, 2)]),
+        *({"grid": grid} for grid in [(0, 2), (2, -1), (4,), (2, 2, 2), (2.0, 2.0), 4, "ab"]),
+        {"words": 2.5},
+        {"words": 4, "pooling": "median"},
     ],
 )
 def test_contradictions_are_refused(kwargs):
@@ -78,6 +80,12 @@ def test_contradictions_are_refused(kwargs):
         TokenLayout(**kwargs)
     assert isinstance(error.value, ValueError)
     assert isinstance(error.value, XattnError)
+
+
+@pytest.mark.parametrize("prefix", [-1, "cls", ["cls"], (1,)])
+def test_a_prefix_is_a_tuple_of_roles(prefix):
+    with pytest.raises(ArgumentTypeError, match=r"layout: prefix must be a tuple of roles such as \('cls',\), got "):
+        TokenLayout(prefix=prefix, grid=(2, 2))
 
 
 def test_layouts_are_frozen_and_compare_by_value():

@@ -150,3 +150,21 @@ def test_the_layout_is_what_a_forward_call_shows():
     model = load("demo")
     images = torch.rand(1, 3, 96, 96, generator=torch.Generator().manual_seed(0))
     assert RawAttention(model)._forward(images, None, (), None).layout == model.layout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": 3},
+        {"module": lambda x: x},
+        {"transform": (32, 32)},
+        {"classes": "cat"},
+        {"classes": (1, 2)},
+        {"layout": ("cls",)},
+    ],
+)
+def test_parts_of_a_model_have_their_types(wrong):
+    (argument,) = wrong
+    parts = {"name": "mine", "module": torch.nn.Identity(), "transform": Preprocess((8, 8))}
+    with pytest.raises(ArgumentTypeError, match=f"^{argument}: expected"):
+        Model(**(parts | wrong))

@@ -135,3 +135,25 @@ def test_a_picture_of_the_right_size_is_only_normalised():
     assert torch.allclose(preprocess.denormalize(preprocess(image)), image, atol=1e-6)
     batch = torch.stack([preprocess(image)] * 2)
     assert torch.allclose(preprocess.denormalize(batch)[1], image, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size": 32},
+        {"size": (0, 32)},
+        {"size": (32, -1)},
+        {"size": (32.0, 32.0)},
+        {"mean": (0.5, 0.5)},
+        {"mean": (0.5, 0.5, float("nan"))},
+        {"std": (0.5, 0.5, 0.0)},
+        {"std": "abc"},
+        {"crop": "middle"},
+        {"crop_share": 0},
+        {"interpolation": "cubic"},
+    ],
+)
+def test_nonsense_is_refused(wrong):
+    (argument,) = wrong
+    with pytest.raises(ArgumentError, match=f"^{argument}: expected"):
+        Preprocess(**({"size": (32, 32)} | wrong))

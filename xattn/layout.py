@@ -4,12 +4,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from xattn.errors import ArgumentError, LayoutError
+from xattn.errors import ArgumentError, ArgumentTypeError, LayoutError
 
 Pooling = Literal["token", "avg", "map", "last", "unknown"]
 
@@ -39,7 +39,8 @@ class TokenLayout:
             patches), "map" (attention pooling), "last" (last token of a causal model), or "unknown".
 
     Raises:
-        ArgumentError: If neither or both of `grid` and `words` are given, or a size is not positive.
+        ArgumentError: If neither or both of `grid` and `words` are given, or one of the values is none of these.
+        ArgumentTypeError: If `prefix` is no tuple of strings.
     """
 
     prefix: tuple[str, ...] = ()
@@ -52,10 +53,14 @@ class TokenLayout:
             raise ArgumentError(
                 f"layout: expected either grid=(h, w) or words=n, got grid={self.grid}, words={self.words}"
             )
-        if self.grid is not None and (len(self.grid) != 2 or min(self.grid) < 1):
-            raise ArgumentError(f"layout: grid must be two positive integers (h, w), got {self.grid}")
-        if self.words < 0:
-            raise ArgumentError(f"layout: words must be positive, got {self.words}")
+        if self.grid is not None and not is_size(self.grid):
+            raise ArgumentError(f"layout: grid must be two positive integers (h, w), got {self.grid!r}")
+        if not isinstance(self.words, int) or self.words < 0:
+            raise ArgumentError(f"layout: words must be a positive integer, got {self.words!r}")
+        if not isinstance(self.prefix, tuple) or not all(isinstance(role, str) for role in self.prefix):
+            raise ArgumentTypeError(f"layout: prefix must be a tuple of roles such as ('cls',), got {self.prefix!r}")
+        if self.pooling not in get_args(Pooling):
+            raise ArgumentError(f"layout: pooling must be one of {', '.join(get_args(Pooling))}, got {self.pooling!r}")
 
     @property
     def num_prefix(self) -> int:
@@ -104,6 +109,11 @@ class TokenLayout:
             raise ArgumentError(f"start: pixel (y={y}, x={x}) lies outside the image of size {image_size}")
         row, column = y * self.grid[0] // image_size[0], x * self.grid[1] // image_size[1]
         return self.num_prefix + row * self.grid[1] + column
+
+
+def is_size(value: object) -> bool:
+    """Whether it is (height, width), two positive integers."""
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)
 
 
 def find_image_layout(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from xattn.errors import ArgumentError, UnsupportedModelError
+from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
 
 
 class _Named(Protocol):
@@ -19,7 +19,15 @@ class _Named(Protocol):
 
 
 class Classifier:
-    """Mixin for a class with `name`, `module` and `classes`; calling it returns logits (B, classes)."""
+    """Mixin for a dataclass with `name`, `module` and `classes`; calling it returns logits (B, classes)."""
+
+    def __post_init__(self: _Named) -> None:
+        if not isinstance(self.name, str):
+            raise ArgumentTypeError(f"name: expected a string, got {self.name!r}")
+        if not isinstance(self.module, nn.Module):
+            raise ArgumentTypeError(f"module: expected a torch.nn.Module, got {type(self.module).__name__}")
+        if not isinstance(self.classes, tuple) or not all(isinstance(name, str) for name in self.classes):
+            raise ArgumentTypeError(f"classes: expected a tuple of names, got {self.classes!r:.60}")
 
     def __call__(self: _Named, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
         """Runs the module and returns its logits (B, classes)."""

@@ -1,5 +1,6 @@
 """From a picture of any kind to the tensor a model wants, and back."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.layout import is_size
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ImageLike: TypeAlias = Union[str, Path, "Image.Image", npt.NDArray[Any], Tensor]
+
+
+_CROPS = ("center", "squash")
+_MODES = ("bicubic", "bilinear", "nearest")
 
 
 def read_image(image: ImageLike) -> Tensor:
@@ -108,6 +114,9 @@ class Preprocess:
         crop: "center" keeps the aspect ratio and cuts the middle out; "squash" changes the aspect ratio.
         crop_share: share of the shorter side that the centre crop keeps.
         interpolation: "bicubic", "bilinear" or "nearest"; the first two are antialiased.
+
+    Raises:
+        ArgumentError: if one of them is none of that.
     """
 
     size: tuple[int, int]
@@ -116,6 +125,20 @@ class Preprocess:
     crop: str = "center"
     crop_share: float = 1.0
     interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        if not is_size(self.size):
+            raise ArgumentError(f"size: expected two positive integers (height, width), got {self.size!r}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if not isinstance(values, tuple) or len(values) not in (1, 3) or not all(map(_is_finite, values)):
+                raise ArgumentError(f"{name}: expected a tuple of 3 finite numbers, one per channel, got {values!r}")
+        if min(self.std) <= 0:
+            raise ArgumentError(f"std: expected positive numbers, got {self.std!r}")
+        for name, value, choices in (("crop", self.crop, _CROPS), ("interpolation", self.interpolation, _MODES)):
+            if value not in choices:
+                raise ArgumentError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+        if not _is_finite(self.crop_share) or self.crop_share <= 0:
+            raise ArgumentError(f"crop_share: expected a positive number, got {self.crop_share!r}")
 
     def __call__(self, image: ImageLike) -> Tensor:
         """Any kind of picture (see `read_image`) to a normalised tensor (3, h, w)."""
@@ -146,6 +169,10 @@ class Preprocess:
         x = F.interpolate(x, target, mode=mode, antialias=smooth, align_corners=False if smooth else None)
         top, left = (target[0] - self.size[0]) // 2, (target[1] - self.size[1]) // 2
         return x[..., top : top + self.size[0], left : left + self.size[1]]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _channels(values: Sequence[float], like: Tensor) -> Tensor:

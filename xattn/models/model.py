@@ -1,17 +1,14 @@
 """A loaded model: the network with what is needed to feed it and to read its answer."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from xattn.errors import ArgumentError
+from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.layout import TokenLayout
 from xattn.models.classifier import Classifier
 from xattn.models.image import ImageLike, Preprocess
-
-if TYPE_CHECKING:
-    from xattn.layout import TokenLayout
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,9 @@ class Model(Classifier):
         layout: which token is what; None to find out when the model runs.
         description: one sentence on what the model is.
 
+    Raises:
+        ArgumentTypeError: if one of them has another type.
+
     Example:
         >>> from xattn.models import load
         >>> from xattn.models.scenes import Scenes
@@ -48,8 +48,15 @@ class Model(Classifier):
     module: nn.Module
     transform: Preprocess
     classes: tuple[str, ...] = ()
-    layout: "TokenLayout | None" = None
+    layout: TokenLayout | None = None
     description: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.transform, Preprocess):
+            raise ArgumentTypeError(f"transform: expected a Preprocess, got {type(self.transform).__name__}")
+        if self.layout is not None and not isinstance(self.layout, TokenLayout):
+            raise ArgumentTypeError(f"layout: expected a TokenLayout or None, got {type(self.layout).__name__}")
 
     @property
     def mean(self) -> tuple[float, ...]:
