@@ -74,6 +74,24 @@ def test_layers(deep, all_maps, layers, expected):
         assert torch.equal(got, all_maps[index])
 
 
+@pytest.mark.parametrize("layers", ["all", 0, -1, [0, -2]])
+def test_maps_can_be_read_inside_the_block(deep, layers):
+    with AttentionTap(layers=layers) as tap:
+        assert tap.maps == []
+        deep(images())
+        inside = tap.maps
+    assert len(inside) == len(tap.maps) > 0
+    assert all(one is other for one, other in zip(inside, tap.maps, strict=True))
+
+
+def test_a_consumer_takes_each_layer_once_also_if_the_maps_are_read_inside(deep):
+    taken = []
+    with AttentionTap(layers=[0, -1], consumer=lambda record: taken.append(record.layer) or record) as tap:
+        deep(images())
+        assert [record.layer for record in tap.records] == taken == [0]
+    assert [record.layer for record in tap.records] == taken == [0, 4]
+
+
 @pytest.mark.parametrize("layers", [5, -6, [0, 5], 99])
 def test_layer_out_of_range(deep, layers):
     with pytest.raises(ArgumentError, match=r"layers: no self-attention layer (5|-6|99); blocks has 5"):

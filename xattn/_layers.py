@@ -1,7 +1,7 @@
 """Which of a model's attention layers to keep, decided while the forward runs."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from xattn.errors import ArgumentError, ArgumentTypeError
@@ -70,13 +70,21 @@ class LayerSelection:
             if self._depth and not any(-depth <= index < depth for depth in self._depth.values()):
                 found = ", ".join(f"{stream or 'the model'} has {depth}" for stream, depth in self._depth.items())
                 raise ArgumentError(f"layers: no self-attention layer {index}; {found}")
-        for stream, tail in self._tails.items():
-            wanted = {index + self._depth[stream] for index in self._indices or () if index < 0}
-            for order, record in tail:
-                if record.layer in wanted:
-                    self._keep(order, record)
+        for order, record in list(self._from_end()):
+            self._keep(order, record)
         self._tails.clear()
         return [record for _, record in sorted(self._kept, key=lambda entry: entry[0])]
+
+    def so_far(self) -> "list[AttentionRecord]":
+        """What `finish` would return if the forward were over, without those that the consumer has not taken yet."""
+        waiting = self._from_end() if self._consumer is None else ()
+        return [record for _, record in sorted([*self._kept, *waiting], key=lambda entry: entry[0])]
+
+    def _from_end(self) -> "Iterator[tuple[int, AttentionRecord]]":
+        """Records that are asked for by an index from the end, as many layers as there are now."""
+        for stream, tail in self._tails.items():
+            wanted = {index + self._depth[stream] for index in self._indices or () if index < 0}
+            yield from ((order, record) for order, record in tail if record.layer in wanted)
 
     def _keep(self, order: int, record: "AttentionRecord") -> None:
         kept = record if self._consumer is None else self._consumer(record)

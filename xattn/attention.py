@@ -72,6 +72,9 @@ class AttentionTap:
             logits = model(images)
         tap.maps[0]  # (batch, heads, tokens, tokens)
 
+    `records` and `maps` can be read inside the block as well, as far as the forward has come; whether all attention was
+    seen is checked at exit.
+
     Args:
         layers: Which self-attentions of each stream to keep: "all", an index (negative from the end), or several.
         consumer: Called with each kept record; what it returns is kept in its place, None keeps nothing. Reduce, or
@@ -84,6 +87,7 @@ class AttentionTap:
 
     Attributes:
         records: The kept records in order of execution.
+        maps: Their matrices.
         depth: Number of self-attentions of each stream, kept or not.
 
     Raises:
@@ -101,7 +105,7 @@ class AttentionTap:
         roots: Sequence[nn.Module] = (),
         before: Callable[[str, int], object] | None = None,
     ) -> None:
-        self.records: list[AttentionRecord] = []
+        self._records: list[AttentionRecord] | None = None
         self._selection = LayerSelection(layers, consumer)
         self._batch_size = batch_size
         self._require_grad = require_grad
@@ -113,6 +117,11 @@ class AttentionTap:
         self._keys: dict[tuple[str, Kind], list[int]] = {}
         self._seen: set[str] = set()
         self._latest: str | None = None
+
+    @property
+    def records(self) -> list[AttentionRecord]:
+        """The kept records in order of execution."""
+        return self._selection.so_far() if self._records is None else self._records
 
     @property
     def maps(self) -> list[Tensor]:
@@ -140,9 +149,10 @@ class AttentionTap:
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: object) -> None:
         ran = dict(self._trace.ran)
         self._resources.close()
+        self._records = []
         if exc_type is None:
             self._check_complete(ran)
-            self.records = self._selection.finish()
+            self._records = self._selection.finish()
 
     def _inside_attention(self) -> bool:
         return bool(self._trace.attention_modules())
