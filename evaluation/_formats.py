@@ -62,9 +62,9 @@ def marked(cell: Cell, bold: Callable[[str], str]) -> str:
 
 def caption(summary: Summary) -> str:
     """What the numbers are."""
-    kind, seeds = summary.kind, summary.seeds
+    kind, seeds, note = summary.kind, summary.seeds, f"{summary.note} ".lstrip()
     spread = f"± standard deviation over {seeds} seeds; " if seeds > 1 else ""
-    return f"{summary.images} {kind}; {spread}{summary.confidence:.0%} bootstrap intervals over {kind}; {LEGEND}."
+    return f"{note}{summary.images} {kind}; {spread}{summary.confidence:.0%} bootstrap intervals over {kind}; {LEGEND}."
 
 
 def to_markdown(summary: Summary) -> str:

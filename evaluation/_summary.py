@@ -78,6 +78,7 @@ class Summary:
         images: Number of images.
         confidence: Of the intervals.
         kind: What the images are called: "images" or "sentences".
+        note: What readers of the numbers have to know before all else.
     """
 
     methods: tuple[str, ...]
@@ -86,6 +87,7 @@ class Summary:
     images: int
     confidence: float = 0.95
     kind: str = "images"
+    note: str = ""
 
     @property
     def seeds(self) -> int:

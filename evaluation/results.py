@@ -102,7 +102,8 @@ class Results:
             which = "correctly classified samples" if correct_only else "rows"
             raise ArgumentError(f"table: there are no {which}; {len(self.skipped)} samples could not be used")
         summary = Summarizer(Scores(rows), self.judges, confidence, resamples).summary()
-        return replace(summary, kind="sentences" if self.facts.get("reads") == "text" else "images")
+        kind = "sentences" if self.facts.get("reads") == "text" else "images"
+        return replace(summary, kind=kind, note=self.facts.get("quick", ""))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained HTML page: table, curves, ranks, configuration, versions."""

@@ -50,8 +50,10 @@ def test_a_run_prints_a_table_and_writes_everything(run, tmp_path):
     assert max(map(len, done.output.split("2 images")[0].splitlines())) <= 80
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"rows", "report.html", "rows.parquet", "table.csv", "table.md", "table.tex"}
-    assert "Quick run" in done.output
-    assert "Quick run" in (tmp_path / "out" / "report.html").read_text()
+    assert done.output.count("Quick run") == 1
+    for name in ("report.html", "table.md", "table.tex"):
+        assert "Quick run" in (tmp_path / "out" / name).read_text(), name
+    assert "Quick run" not in run("--method", "raw_attention").output
     assert str(tmp_path / "out" / "report.html") in done.output.replace("\n", "")
 
 

@@ -135,7 +135,6 @@ def evaluate(
             )
         if quick:
             results = replace(results, facts={"quick": QUICK, **results.facts})
-            terminal.say(QUICK)
         _print(results, correct_only)
         for path in _write(results, out):
             terminal.say(f"Wrote {path}")
