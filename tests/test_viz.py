@@ -1,3 +1,4 @@
+import io
 import re
 import warnings
 
@@ -231,7 +232,21 @@ def test_tokens_are_coloured_by_sign_and_escaped():
     assert min(zero) > 230  # white
     assert 'title="-0.5"' in markup
     assert "1 NaN" in markup
-    assert "constant map: 1" in viz.tokens_html(["a", "b"], torch.ones(2))
+    assert "-1 <span" in markup  # the bar of colours, between the values at their ends
+    assert "linear-gradient" in markup
+    assert "</span> 1 (1 NaN)" in markup
+    constant = viz.tokens_html(["a", "b"], torch.ones(2))
+    assert "constant map: 1" in constant
+    assert "linear-gradient" not in constant
+
+
+def test_letters_that_the_font_lacks_are_boxes_without_a_warning():
+    figure = viz.tokens(["a", "\N{DOG FACE}", "\u00e9", "\u4e2d$"], {"up": torch.arange(4.0)}, title="\N{DOG FACE}")
+    figure.savefig(io.BytesIO())
+    drawn = [text for text, *_ in words_of(figure)]
+    assert drawn.count("\u25a1") == 2
+    assert "\u00e9" in drawn
+    assert "\u25a1\\$" in drawn
 
 
 def words_of(figure):

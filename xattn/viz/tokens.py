@@ -3,12 +3,14 @@
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
 
 from xattn.errors import ArgumentError
@@ -37,6 +39,8 @@ class _Paint:
 def tokens_html(tokens: Sequence[str], relevance: object, *, signed: bool | None = None) -> str:
     """Words coloured by relevance, as HTML: white is zero (or the lowest value), each word's value is its tooltip.
 
+    A small bar behind the words shows the colours and the values at their ends.
+
     Args:
         tokens: The words or word pieces.
         relevance: (N,), one number per token.
@@ -48,8 +52,8 @@ def tokens_html(tokens: Sequence[str], relevance: object, *, signed: bool | None
     for token, value, paint in zip(tokens, values, _paints(values, reading, reading.norm), strict=True):
         style = f"background:{paint.background};color:{paint.ink}" if paint.background else "border:1px dashed #888"
         words.append(f'<span title="{value:.4g}" style="{style};padding:1px 3px">{html.escape(token)}</span>')
-    note = f' <small style="color:#666">({reading.note})</small>' if reading.note else ""
-    return f'<div style="line-height:1.9">{" ".join(words)}{note}</div>'
+    legend = _legend(values, reading)
+    return f'<div style="line-height:1.9">{" ".join(words)} <small style="color:#666">{legend}</small></div>'
 
 
 def tokens(
@@ -150,8 +154,18 @@ class _Canvas:
             fill, edge = (paint.background, "0.85") if paint.background else ("none", "0.5")
             ax.add_patch(Rectangle((x, y - 0.44), width, 0.88, linewidth=0.5, facecolor=fill, edgecolor=edge))
         for x, y, text, style in self._texts:
-            ax.text(x, y, text.replace("$", r"\$"), **{**_FONT, **style})
+            ax.text(x, y, _drawable(text).replace("$", r"\$"), **{**_FONT, **style})
         return figure
+
+
+def _drawable(text: str) -> str:
+    """The text with a box for each letter that the font lacks, such as emoji; matplotlib draws one too, and warns."""
+    return "".join(letter if ord(letter) in _letters() else "\u25a1" for letter in text)
+
+
+@cache
+def _letters() -> frozenset[int]:
+    return frozenset(get_font(findfont(FontProperties(family=_FONT["family"]))).get_charmap())
 
 
 def _values(tokens: Sequence[str], relevance: object) -> Array:
@@ -170,6 +184,17 @@ def _paints(values: Array, reading: Reading, norm: Normalize) -> Iterator[_Paint
         red, green, blue, _ = cmap(0.1 * reading.signed + (1 - 0.2 * reading.signed) * float(norm(value)))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue <= 0.5
         yield _Paint(to_hex((red, green, blue)), "#fff" if dark else "#000")
+
+
+def _legend(values: Array, reading: Reading) -> str:
+    """The colours between the values at their ends, and what they cannot show."""
+    note = f"({reading.note})" if reading.note else ""
+    low, high = float(reading.norm.vmin or 0), float(reading.norm.vmax or 0)
+    if np.unique(values[np.isfinite(values)]).size < 2:
+        return note
+    colours = ",".join(str(paint.background) for paint in _paints(np.linspace(low, high, 5), reading, reading.norm))
+    bar = f"display:inline-block;width:4em;height:.7em;background-image:linear-gradient(90deg,{colours})"
+    return f'{low:.2g} <span style="{bar}"></span> {high:.2g} {note}'.rstrip()
 
 
 def _ends(norm: Normalize, reading: Reading) -> str:
