@@ -10,7 +10,7 @@ from torch import Tensor
 from xattn._state import undisturbed
 from xattn.attributions import TransformerAttribution
 from xattn.evaluation._labels import Explained, sample_labels
-from xattn.evaluation._scores import clean_logits
+from xattn.evaluation._scores import batched_logits
 from xattn.evaluation._shared import Shared
 from xattn.evaluation._text_chunk import TextChunk, make_text_chunk
 from xattn.evaluation._tokens import find_grid
@@ -109,7 +109,7 @@ def make_chunk(
         return make_text_chunk(model, samples, explained=explained, batch_size=batch_size)
     inputs = torch.stack([sample.image for sample in samples])
     with torch.no_grad(), undisturbed(model):
-        clean = clean_logits(model, inputs, batch_size)
+        clean = batched_logits(model, inputs, batch_size)
     target = clean.argmax(1) if explained == "predicted" else sample_labels(samples, clean, 'target="label"')
     return Chunk(
         model,

@@ -67,8 +67,8 @@ def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def clean_logits(forward: Callable[..., Any], inputs: Tensor, batch_size: int) -> Tensor:
-    """Logits (B, C) of the inputs as they are, at most `batch_size` rows at a time.
+def batched_logits(forward: Callable[..., Any], inputs: Tensor, batch_size: int) -> Tensor:
+    """Logits (B, C) from calls with at most `batch_size` rows.
 
     Raises:
         ArgumentError: If `batch_size` is not positive.

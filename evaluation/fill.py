@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from xattn.evaluation._shapes import check_choice
 
 Fill: TypeAlias = Literal["black", "mean", "blur", "noise", "linear"]
-Filler: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Filler: TypeAlias = Callable[[Tensor], Tensor]
 
 FILLS: tuple[str, ...] = get_args(Fill)
 RANDOM_FILLS = ("noise", "linear")
@@ -22,10 +22,10 @@ _MAX_ITERATIONS = 10_000
 
 
 def make_fill(fill: Fill, inputs: Tensor, mean: Tensor, std: Tensor, seed: int) -> Filler:
-    """A function (rows, removed) -> images that replaces removed pixels of `inputs[rows]`, all channels at once.
+    """A function from what is removed (S, B, H, W), 1 or else 0, to images (S, B, C, H, W) that lack all its channels.
 
-    Everything random is drawn once from `seed`, alike for all samples, so that a sample's result depends neither on
-    its position nor on the batch size.
+    Everything random is drawn once from `seed`, alike for all samples, so that a sample's result does not depend on
+    its position.
 
     Args:
         fill: "black": zero in pixel space, before normalisation. "mean": the image's channel means. "blur": the
@@ -42,7 +42,7 @@ def make_fill(fill: Fill, inputs: Tensor, mean: Tensor, std: Tensor, seed: int) 
     """
     check_choice("fill", fill, FILLS)
     if fill == "black":
-        stand_in = (-mean / std).expand(len(inputs), -1, -1, -1)
+        stand_in = -mean / std
     elif fill == "mean":
         stand_in = inputs.mean((2, 3), keepdim=True)
     elif fill == "blur":
@@ -51,14 +51,12 @@ def make_fill(fill: Fill, inputs: Tensor, mean: Tensor, std: Tensor, seed: int) 
         spread = inputs.std((2, 3), keepdim=True, correction=0)
         noise = _noise(inputs, seed)
         if fill == "linear":
-            return lambda rows, removed: impute(inputs[rows], removed, noise * spread[rows] * _IMPUTATION_NOISE)
+            noise = noise * spread * _IMPUTATION_NOISE
+        return lambda removed: torch.stack([impute(inputs, one, noise) for one in removed.bool()])
         stand_in = inputs.mean((2, 3), keepdim=True) + noise * spread
 
-    def replace(rows: Tensor, removed: Tensor) -> Tensor:
-        # Exactly the one or the other, and several times faster on a CPU than `where` with its broadcast operands.
-        return inputs[rows].lerp_(stand_in[rows], removed.unsqueeze(1).to(inputs))
-
-    return replace
+    # Exactly the one or the other, and several times faster on a CPU than `where` with its broadcast operands.
+    return lambda removed: torch.lerp(inputs, stand_in, removed.unsqueeze(2).to(inputs))
 
 
 def impute(images: Tensor, removed: Tensor, noise: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from xattn.attributions._targets import Target
 from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.evaluation._curve import Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS, Order, cells_removed, check_fractions, removal_rank
-from xattn.evaluation._scores import SCORES, Score, call_logits, clean_logits, resolve_class, score_of
+from xattn.evaluation._scores import SCORES, Score, batched_logits, call_logits, resolve_class, score_of
 from xattn.evaluation._shapes import Statistics, check_choice, check_images, constant_maps, patch_map, sum_channels
 from xattn.evaluation._shared import recalled, unshared
 from xattn.evaluation._token_ops import hidden_keys, only_tokens
@@ -99,7 +99,7 @@ def token_masking(
     if counts[-1] == layout.num_patches and not layout.num_prefix:
         raise ArgumentError(f'fractions: how="{how}" leaves no token at {nominal[-1]} in a model without prefix tokens')
     with torch.no_grad(), undisturbed(forward):
-        clean = clean_logits(forward, inputs, batch_size)
+        clean = batched_logits(forward, inputs, batch_size)
         index = resolve_class(clean, target)
         rank = removal_rank(maps, order)
 

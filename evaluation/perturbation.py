@@ -20,7 +20,7 @@ from xattn.evaluation._ranking import (
     check_fractions,
     removal_rank,
 )
-from xattn.evaluation._scores import PUBLISHED_SCORES, SCORES, Score, call_logits, clean_logits, resolve_class, score_of
+from xattn.evaluation._scores import PUBLISHED_SCORES, SCORES, Score, batched_logits, resolve_class, score_of
 from xattn.evaluation._shapes import (
     Interpolation,
     Statistics,
@@ -162,7 +162,7 @@ def perturbation_curves(
     rank = pixel_map(removal_rank(maps, removal.order).view_as(maps).float(), inputs)
 
     with undisturbed(forward):
-        clean = clean_logits(forward, inputs, batch_size)
+        clean = batched_logits(forward, inputs, batch_size)
         index = resolve_class(clean, target)
         fill = (removal.fill, removal.seed, *mean.flatten().tolist(), *std.flatten().tolist())
         blank = partial(_blank_logits, forward, inputs, replace, fill, batch_size)
@@ -198,18 +198,21 @@ def _logits(
     batch_size: int,
 ) -> Tensor:
     """Logits (B, S, C): every sample at every step, in rows of at most `batch_size`."""
-    limits = torch.tensor(counts, device=rank.device)
-    none, every = limits == 0, limits > rank.amax()
+    cells = int(rank.amax()) + 1
     logits = clean.unsqueeze(1).repeat(1, len(counts), 1)
-    emptied = none if insert else every
-    if bool(emptied.any()):
-        logits[:, emptied] = blank().unsqueeze(1)
-    steps = (~none & ~every).nonzero().flatten()
-    samples = torch.arange(len(rank), device=rank.device)
-    for pairs in torch.cartesian_prod(samples, steps).split(batch_size) if len(steps) else ():
-        rows, step = pairs.unbind(1)
-        removed = rank[rows] < limits[step].view(-1, 1, 1)
-        logits[rows, step] = call_logits(forward, replace(rows, ~removed if insert else removed))
+    for step, count in enumerate(counts):
+        if count == 0 if insert else count >= cells:
+            logits[:, step] = blank()
+    limits = torch.tensor(counts, dtype=rank.dtype, device=rank.device).view(-1, 1, 1, 1)
+    first, last = (sum(count < least for count in counts) for least in (1, cells))
+    together = max(1, batch_size // len(rank))
+    for start in range(first, last, together):
+        steps = slice(start, min(start + together, last))
+        # Ranks are whole numbers. This is rank < limit as 0 or 1, and faster on a CPU than to compare and convert.
+        removed = (limits[steps] - rank).clamp_(0, 1)
+        images = replace(1 - removed if insert else removed)
+        found = batched_logits(forward, images.flatten(0, 1), batch_size)
+        logits[:, steps] = found.unflatten(0, images.shape[:2]).transpose(0, 1)
     return logits
 
 
@@ -217,8 +220,7 @@ def _blank_logits(forward: Forward, inputs: Tensor, replace: Filler, fill: Hasha
     """Logits (B, C) of the pictures with everything removed: the same for every map, where `fill` is the same."""
 
     def compute() -> Tensor:
-        rows = torch.arange(len(inputs), device=inputs.device).split(batch_size)
-        everything = torch.ones(1, *inputs.shape[2:], dtype=torch.bool, device=inputs.device)
-        return torch.cat([call_logits(forward, replace(part, everything.expand(len(part), -1, -1))) for part in rows])
+        everything = torch.ones(1, len(inputs), *inputs.shape[2:], device=inputs.device)
+        return batched_logits(forward, replace(everything)[0], batch_size)
 
     return recalled(forward, inputs, ("everything removed", fill, batch_size), compute)

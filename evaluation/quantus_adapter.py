@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from xattn._state import undisturbed
 from xattn.attributions._targets import Target
 from xattn.errors import ArgumentError
-from xattn.evaluation._scores import call_logits, clean_logits, resolve_class
+from xattn.evaluation._scores import batched_logits, call_logits, resolve_class
 from xattn.evaluation._shapes import check_choice, check_images, mask_of, pixel_map
 
 Explain: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -89,7 +89,7 @@ def quantus_metric(
     with undisturbed(forward):
         model.eval()
         with torch.no_grad():
-            index = resolve_class(clean_logits(forward, inputs, 32), target)
+            index = resolve_class(batched_logits(forward, inputs, 32), target)
         for i in range(len(inputs)):
             try:
                 with _seeded(seed):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from xattn._state import undisturbed
 from xattn.attributions._targets import Target, slice_target
 from xattn.errors import ArgumentError
-from xattn.evaluation._scores import clean_logits, resolve_class
+from xattn.evaluation._scores import batched_logits, resolve_class
 from xattn.evaluation._shapes import check_choice, check_images, pixel_map, sum_channels
 
 Explain: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -217,7 +217,7 @@ def infidelity(
 
 
 def _logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
-    return clean_logits(forward, inputs, len(inputs))
+    return batched_logits(forward, inputs, len(inputs))
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 def _targets(forward: Callable[..., Any], inputs: Tensor, target: Target, batch_size: int) -> Tensor:
     with torch.no_grad(), undisturbed(forward):
-        return resolve_class(clean_logits(forward, inputs, batch_size), slice_target(target, 0, len(inputs)))
+        return resolve_class(batched_logits(forward, inputs, batch_size), slice_target(target, 0, len(inputs)))
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def maps(batch=3, side=SIDE):
 def captured(forward=None, **kwargs):
     """The images that the model received, without clean ones, and the curve.
 
-    Those with everything removed come first, if a step asks for them, then the others in the order (sample, step).
+    Those with everything removed come first, if a step asks for them, then the others in the order (step, sample).
     """
     seen = []
 
@@ -120,7 +120,7 @@ def test_published_pixels_are_removed(published, order):
         return batch.mean((2, 3))
 
     perturbation_2021(model, x, saliency, 0, order=order)
-    ours = (torch.cat(seen[1:]) == 0).all(1).view(len(saliency), 9, 32, 32)
+    ours = (torch.cat(seen[1:]) == 0).all(1).view(9, len(saliency), 32, 32).transpose(0, 1)
     assert ours.sum((2, 3)).tolist() == [limits["pixels_removed"]] * len(saliency)
     theirs = expected[f"perturbation.{order}.per.removed_pixels"].transpose(0, 1).bool()
     clear = expected[f"perturbation.{order}.per.tie_at_cut"].T == 0
@@ -134,9 +134,9 @@ def test_published_pixels_are_removed(published, order):
 def test_whole_pixels_exactly_as_many_as_asked(fill):
     fractions = [0.1, 0.33, 0.5, 0.99]
     seen, curve, x = captured(fractions=fractions, fill=fill)
-    changed = (seen.view(2, 4, 3, SIDE, SIDE) != x[:, None]).sum((3, 4))
+    changed = (seen.view(4, 2, 3, SIDE, SIDE) != x).sum((3, 4))
     counts = [round(f * SIDE * SIDE) for f in fractions]
-    assert changed.tolist() == [[[count] * 3 for count in counts]] * 2  # all three channels of each pixel
+    assert changed.tolist() == [[[count] * 3] * 2 for count in counts]  # all three channels of each pixel
     assert torch.allclose(curve.fractions, torch.tensor(counts) / SIDE**2)
     assert torch.allclose(curve.nominal, torch.tensor(fractions))
 
@@ -175,7 +175,7 @@ def test_normalisation_of_an_xattn_model_is_known():
     from xattn.models.image import Preprocess
     from xattn.models.model import Model
 
-    model = Model("tiny", Linear(), Preprocess(SIDE, mean=(0.5,) * 3, std=(0.25,) * 3))
+    model = Model("tiny", Linear(), Preprocess((SIDE, SIDE), mean=(0.5,) * 3, std=(0.25,) * 3))
     x = images()
     ours = perturbation(model, x, maps(), 0, score="logit")
     given = perturbation(model.module, x, maps(), 0, score="logit", mean=[0.5], std=[0.25])
