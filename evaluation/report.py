@@ -31,7 +31,12 @@ img { display: block; max-width: 100%; height: auto; margin: .8rem 0; background
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid #ececf0; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; background: linear-gradient(90deg, #fafafa 30%, #fafafa00) left / 4rem 100% no-repeat local,
+        linear-gradient(270deg, #fafafa 30%, #fafafa00) right / 4rem 100% no-repeat local,
+        linear-gradient(90deg, #0004, #0000) left / 1rem 100% no-repeat,
+        linear-gradient(270deg, #0004, #0000) right / 1rem 100% no-repeat; }
+.wide::-webkit-scrollbar { height: .6rem; background: #ececf0; }
+.wide::-webkit-scrollbar-thumb { background: #a8a8b4; border-radius: .3rem; }
 .note { background: #fff6e0; border-left: 4px solid #c98a00; padding: .6rem .9rem; margin: 1rem 0; }
 pre { background: #f0f0f4; padding: .8rem; overflow-x: auto; font-size: .8rem; }
 footer { color: #666; font-size: .85rem; margin-top: 3rem; }

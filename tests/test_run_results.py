@@ -207,8 +207,10 @@ class Checker(HTMLParser):
 
 def test_the_report_is_whole_and_alone(results, tmp_path):
     path = results.report(tmp_path / "deep" / "report.html")
-    checker = Checker()
-    checker.feed(path.read_text())
+    checker, page = Checker(), path.read_text()
+    assert page.count("<table>") == page.count('<div class="wide"><table>') > 0
+    assert "right / 1rem 100% no-repeat" in page  # the shadow of what a wide table hides at its right
+    checker.feed(page)
     checker.close()
     assert checker.open == []
     text = " ".join(checker.texts)
