@@ -16,7 +16,7 @@ from tiny_models import CLASSES, timm_vit
 from typer.testing import CliRunner
 
 from xattn import AttentionTap, cli
-from xattn.app import drawing, figures, judge, maps, report, shelf, upload, viewer, walk
+from xattn.app import drawing, figures, judge, maps, report, server, shelf, upload, viewer, walk
 from xattn.app.walk import BOUNCES, Walk
 from xattn.attributions import PredictionMap
 from xattn.errors import ArgumentError, UnsupportedModelError
@@ -467,3 +467,9 @@ class TestCommand:
     def test_the_library_does_not_import_gradio(self):
         code = "import sys, xattn, xattn.cli, xattn.app.server; sys.exit('gradio' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("host", ["nonsense.invalid", "192.0.2.1", "." * 300])
+def test_an_address_of_another_machine_is_refused_before_a_model_is_loaded(host):
+    with pytest.raises(ArgumentError, match=r"host: expected an address of this machine, such as 127\.0\.0\.1"):
+        server.serve("no such model", host=host)

@@ -178,13 +178,18 @@ def test_pictures_without_masks_are_perturbed_only(run, seen, tmp_path):
 
 
 def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
+    real = runner_module.benchmark
+
     def interrupted(*args, **kwargs):
+        if kept:
+            real(*args, **kwargs)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner_module, "benchmark", interrupted)
-    done = run()
-    assert done.exit_code == 130
-    assert "the same command goes on from there" in done.output
+    for kept, said in ((False, "interrupted: nothing was finished yet"), (True, "the same command goes on from there")):
+        done = run("--method", "random")
+        assert done.exit_code == 130
+        assert said in done.output
 
 
 def test_protocols_and_presets_are_listed(run):

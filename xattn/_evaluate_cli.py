@@ -199,9 +199,9 @@ def _interruptible(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        terminal.say(
-            f"interrupted: what was finished is kept in {out}, and the same command goes on from there", to_stderr=True
-        )
+        kept = any((out / "rows").rglob("*.parquet"))
+        went_on = f"what was finished is kept in {out}, and the same command goes on from there"
+        terminal.say(f"interrupted: {went_on if kept else 'nothing was finished yet'}", to_stderr=True)
         raise typer.Exit(_INTERRUPTED) from None
 
 

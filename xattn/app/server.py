@@ -1,6 +1,7 @@
 """Serving the viewer: on this machine only, with nothing sent or fetched elsewhere."""
 
 import os
+import socket
 import tempfile
 import webbrowser
 from collections.abc import Iterator
@@ -41,11 +42,12 @@ def serve(
 
     Raises:
         MissingDependencyError: Without gradio.
-        ArgumentError: If the port is taken or a number is out of range.
+        ArgumentError: If the port is taken, the address not one of this machine, or a number out of range.
         WeightsError: If the weights of the model cannot be had.
     """
     if not most_mb > 0:
         raise ArgumentError(f"max_upload_mb: expected a positive number, got {most_mb}")
+    _check_address(host)
     with private_folder() as folder:
         import_gradio()
         from xattn.app.shelf import ModelShelf
@@ -55,6 +57,19 @@ def serve(
             pass  # a model that cannot be had is refused before a page is up
         blocks = make_page(shelf, folder, model, most_mb)
         launch(blocks, host, port, most_mb, browser)
+
+
+def _check_address(host: str) -> None:
+    """Refuse what is no address of this machine before anything is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise ArgumentError(
+            f"host: expected an address of this machine, such as {LOCALHOST}, or 0.0.0.0 for all of them, got {host!r} "
+            f"({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 @contextmanager
@@ -137,9 +152,7 @@ def launch(blocks: "gr.Blocks", host: str, port: int, most_mb: float, browser: b
             css=CSS,
         )
     except OSError:
-        raise ArgumentError(
-            f"port: cannot listen on {host}:{port}; the port is taken, or the address is not one of this machine"
-        ) from None
+        raise ArgumentError(f"port: cannot listen on {host}:{port}; the port is taken") from None
     from xattn import _terminal as terminal
 
     terminal.say(f"The viewer is at {url} (stop with Ctrl-C)")
