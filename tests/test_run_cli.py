@@ -177,7 +177,11 @@ def test_pictures_without_masks_are_perturbed_only(run, seen, tmp_path):
     assert "needs masks" in run("--protocol", "segmentation", data=tmp_path / "data").output
 
 
-def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [(False, "interrupted: nothing was finished yet"), (True, "the same command goes on from there")],
+)
+def test_an_interrupt_says_how_to_go_on(run, monkeypatch, kept, said):
     real = runner_module.benchmark
 
     def interrupted(*args, **kwargs):
@@ -186,10 +190,9 @@ def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner_module, "benchmark", interrupted)
-    for kept, said in ((False, "interrupted: nothing was finished yet"), (True, "the same command goes on from there")):
-        done = run("--method", "random")
-        assert done.exit_code == 130
-        assert said in done.output
+    done = run("--method", "random")
+    assert done.exit_code == 130
+    assert said in done.output
 
 
 def test_protocols_and_presets_are_listed(run):
