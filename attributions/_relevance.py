@@ -184,12 +184,18 @@ class RelevanceAttribution(TransformerAttribution):
     def _propagate(self, recording: Recording, score: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Relevance of `tensors`; what arrives at the input is noted where it was asked for."""
         assert recording.input is not None  # _followed checked
-        if self._deltas is None:
-            return recording.relevance(score, tensors, self.rules, retain_graph=False)
-        *wanted, arrived = recording.relevance(score, [*tensors, recording.input], self.rules, retain_graph=False)
-        started = self.rules.start_value(score.detach())
-        self._deltas.append(arrived.flatten(1).sum(1) - started.to(arrived.device))
-        return tuple(wanted)
+        asked = tensors if self._deltas is None else [*tensors, recording.input]
+        found = recording.relevance(score, asked, self.rules, retain_graph=False)
+        if not any(bool(relevance.any()) for relevance in found[: len(tensors)]):
+            where = "attention" if self.level == "token" else "input"
+            raise UnsupportedModelError(
+                f"forward_func: no relevance arrived at the {where}; the score does not depend on it, or a detach() in "
+                "the model is in the way"
+            )
+        if self._deltas is not None:
+            started = self.rules.start_value(score.detach())
+            self._deltas.append(found[-1].flatten(1).sum(1) - started.to(found[-1].device))
+        return tuple(found[: len(tensors)])
 
     @abstractmethod
     def _read(self, forward: ForwardPass, recording: Recording, score: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from xattn.attributions._forward import ForwardPass
 from xattn.attributions._relevance import Precision, RelevanceAttribution
 from xattn.attributions._resolution import result_dtype
-from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
+from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.layout import TokenLayout
 from xattn.relevance import Recording, RuleSet
 
@@ -51,11 +51,6 @@ class LRP(RelevanceAttribution):
     def _read(self, forward: ForwardPass, recording: Recording, score: Tensor) -> Tensor:
         assert recording.input is not None  # _followed checked
         (relevance,) = self._propagate(recording, score, [recording.input])
-        if not bool(relevance.any()):
-            raise UnsupportedModelError(
-                "forward_func: no relevance arrived at the input; the score does not depend on it, or a "
-                "detach() in the model is in the way"
-            )
         if recording.ids is not None:
             return relevance.sum(-1).to(torch.float32)
         limit = torch.finfo(torch.float32).max

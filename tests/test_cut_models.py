@@ -37,3 +37,11 @@ def test_a_cut_between_blocks(method):
     model.blocks[1].register_forward_hook(lambda block, args, output: output.detach())
     with pytest.raises(UnsupportedModelError, match="forward_func: no relevance arrived at the input"):
         methods[method](model).attribute(images(), 0)
+
+
+@pytest.mark.parametrize("name", [name for name in methods if methods[name].backwards])
+def test_a_score_that_depends_on_nothing_is_refused(name):
+    model = timm_vit()
+    torch.nn.init.zeros_(model.head.weight)
+    with pytest.raises(UnsupportedModelError, match=r"zero everywhere|has no gradient|no relevance arrived"):
+        methods[name](model).attribute(images(), target=1)

@@ -131,7 +131,7 @@ def test_a_mask_that_leaves_no_word_is_named(name, left, tiny):
         (torch.tensor([[-3, 1]]), None, "got ids -3 to 1"),
         (
             torch.ones(2, 5).long(),
-            torch.ones(2, 4),
+            torch.eye(2, 4),
             r"additional_forward_args: expected a mask .*\(2, 5\), got \(2, 4\)",
         ),
         (torch.ones(1, 65).long(), None, r"inputs: the model refused token ids of shape \(1, 65\)"),
