@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from xattn.attributions._targets import Target, logits_of, resolve_target
 from xattn.errors import ArgumentError, ArgumentTypeError
@@ -17,7 +18,7 @@ PUBLISHED_SCORES = ("hit", "dissimilarity", "logit_difference", "probability_dif
 
 
 def score_of(name: str, logits: Tensor, target: Tensor, clean: Tensor) -> Tensor:
-    """One score per sample and step.
+    """One score per sample and step; a single output is the log-odds of its class against one other.
 
     Args:
         name: "probability": softmax of the target, 0..1. "accuracy" or "hit": 1 where the target is the arg-max.
@@ -31,6 +32,8 @@ def score_of(name: str, logits: Tensor, target: Tensor, clean: Tensor) -> Tensor
     Returns:
         (B, S) scores.
     """
+    if logits.shape[2] == 1:
+        logits, clean = F.pad(logits, (0, 1)), F.pad(clean, (0, 1))
     index = target.view(-1, 1, 1).expand(-1, logits.shape[1], 1)
     own = logits.gather(2, index).squeeze(2)
     if name == "logit":

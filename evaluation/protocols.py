@@ -9,7 +9,7 @@ from xattn._state import undisturbed
 from xattn.attributions._targets import Target
 from xattn.evaluation._curve import Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS, Order
-from xattn.evaluation._scores import PUBLISHED_SCORES, Score, batched_logits, resolve_class
+from xattn.evaluation._scores import PUBLISHED_SCORES, Score, batched_logits, resolve_class, score_of
 from xattn.evaluation._shapes import Statistics, check_images, min_max, normalisation, pixel_map, undefined_maps
 from xattn.evaluation.fill import Fill
 from xattn.evaluation.perturbation import Forward, Removal, Unit, perturbation_curves
@@ -140,9 +140,9 @@ def average_drop_increase(
     black = -offset / scale
     with torch.no_grad(), undisturbed(forward):
         before = batched_logits(forward, inputs, batch_size)
-        index = resolve_class(before, target).unsqueeze(1)
+        index = resolve_class(before, target)
         after = batched_logits(forward, black + weight * (inputs - black), batch_size)
-    p, q = (logits.softmax(1).gather(1, index).squeeze(1) for logits in (before, after))
+    p, q = score_of("probability", torch.stack([before, after], 1), index, before).unbind(1)
     drop = ((p - q).clamp(min=0) / p).masked_fill(undefined, torch.nan)
     increase = (q > p).to(p.dtype).masked_fill(undefined, torch.nan)
     return {"drop": drop, "increase": increase, "undefined": undefined}

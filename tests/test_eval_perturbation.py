@@ -155,6 +155,23 @@ def test_road_on_rgb_removes_round_p_hw_pixels():
     assert torch.allclose(curve.fractions * SIDE**2, torch.tensor(changed).float())
 
 
+@pytest.mark.parametrize("size", [(3, 3), (32, 3), (6, 10)])
+def test_images_of_any_size_lose_whole_pixels(size):
+    x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0)) + 0.1
+    relevance = torch.rand(2, *size, generator=torch.Generator().manual_seed(1))
+    seen, _, _ = captured(inputs=x, relevance=relevance, fractions=[0.5])
+    count = round(size[0] * size[1] / 2)
+    expected = torch.zeros(2, size[0] * size[1], dtype=torch.bool)
+    expected.scatter_(1, relevance.flatten(1).topk(count).indices, True)
+    assert torch.equal(seen != x, expected.view(2, 1, *size).expand_as(x))
+
+
+@pytest.mark.parametrize("fill", ["mean", "blur", "linear"])
+def test_a_constant_image_stays_constant(fill):
+    seen, _, _ = captured(inputs=torch.full((2, 3, SIDE, SIDE), 0.37), fractions=[0.25, 0.9, 1], fill=fill)
+    assert (seen - 0.37).abs().max() < 1e-6
+
+
 def test_endpoints_are_the_clean_and_the_filled_image():
     seen, curve, _ = captured()
     assert curve.fractions[0] == 0
@@ -235,6 +252,38 @@ def test_scores_follow_from_the_logits(linear):
         single = perturbation(linear, x, maps(), target, fractions=[0, 0.5, 1], score=name)
         assert torch.equal(single.values, curves[name].values)
         assert single.settings["score"] == name
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_single_output_is_the_log_odds_against_one_other_class(flat):
+    def single(x):
+        logits = Linear(1)(x)
+        return logits.squeeze(1) if flat else logits
+
+    def both(x):
+        return torch.nn.functional.pad(Linear(1)(x), (0, 1))
+
+    names = ("logit", "probability", "accuracy", "log_odds")
+    removal = Removal(fractions=[0, 0.5, 1])
+    ours = perturbation_curves(single, images(), maps(), None, removal, names)
+    expected = perturbation_curves(both, images(), maps(), 0, removal, names)
+    z = Linear(1)(images())[:, 0]
+    assert torch.allclose(ours["probability"].values[:, 0], z.sigmoid())
+    assert torch.allclose(ours["log_odds"].values[:, 0], z)
+    for name in names:
+        assert torch.equal(ours[name].values, expected[name].values)
+    published = [perturbation_2021(model, images(), maps(), 0) for model in (single, both)]
+    assert all(torch.equal(published[0][name].values, published[1][name].values) for name in published[0])
+    drops = [average_drop_increase(model, images(), maps(), 0) for model in (single, both)]
+    assert all(torch.equal(drops[0][name], drops[1][name]) for name in drops[0])
+    assert drops[0]["drop"].max() > 0
+
+
+def test_settings_name_the_protocol(linear):
+    chosen = {"order": "negative", "fill": "blur", "score": "log_odds", "seed": 3, "nan": "first"}
+    settings = perturbation(linear, images(), maps(), **chosen).settings
+    assert {name: settings[name] for name in chosen} == chosen
+    assert perturbation(linear, images(), maps()).settings["fill"] == "black"
 
 
 def test_target_none_is_the_clean_prediction_resolved_once(linear):
