@@ -105,6 +105,29 @@ def test_no_target_means_the_predicted_class(method, layout):
     torch.testing.assert_close(explain(method, layout, target=predicted.tolist()), explain(method, layout))
 
 
+class OneOutput(nn.Module):
+    """The first class alone, as (B, 1) or (B,)."""
+
+    def __init__(self, flat):
+        super().__init__()
+        self.model, self.flat = case("cls").model, flat
+
+    def forward(self, images):
+        logits = self.model(images)[:, :1]
+        return logits.squeeze(1) if self.flat else logits
+
+
+@every_method
+def test_a_single_output_needs_no_target(method):
+    images = case("cls").inputs
+    flat, column = (methods[method](OneOutput(flat)).attribute(images, resolution="token") for flat in (True, False))
+    assert torch.equal(flat, column)
+    if method.startswith("prediction"):  # a sigmoid, which differs from a softmax over all classes
+        assert flat.abs().sum() > 0
+    else:
+        torch.testing.assert_close(flat, explain(method, "cls", target=0))
+
+
 @every_method
 def test_class_specific_means_what_it_says(method):
     first, second = (explain(method, "cls", target=target) for target in (0, 1))

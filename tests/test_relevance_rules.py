@@ -112,6 +112,16 @@ def test_gamma_zero_is_epsilon_without_bias_and_negative_gamma_is_refused():
         Gamma(-1)
 
 
+@pytest.mark.parametrize("rule", [Gamma(), Epsilon(), z_plus(), Flat()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("power", [-6, -3, 0, 3, 6])
+def test_dense_rules_are_finite_at_every_scale_of_operands_and_weights(rule, power):
+    relevance = R.float()
+    for x, w in ((X * 10.0**power, W), (X, W * 10.0**power), (X * 10.0**power, W * 10.0**-power)):
+        (share,) = shares(lambda x, w=w: F.linear(x, w.float()), [x.float()], "linear", rule, relevance)
+        assert share.isfinite().all()
+        assert share.abs().max() < 1e3 * relevance.abs().sum()
+
+
 def test_flat_shares_evenly():
     (share,) = shares(lambda x: F.linear(x, W), [X], "linear", Flat(), R)
     close(share, (R.sum(-1, keepdim=True) / 6).expand(2, 4, 6))

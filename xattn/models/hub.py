@@ -50,8 +50,12 @@ def load_timm(name: str) -> Model:
 
 def load_huggingface(name: str) -> Model:
     """An image classifier of the Hugging Face hub, or of a local folder."""
-    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    from transformers import (
+        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+        AutoConfig,
+        AutoImageProcessor,
+        AutoModelForImageClassification,
+    )
 
     full = f"hf:{name}"
     config = _pretrained(full, lambda: AutoConfig.from_pretrained(name))
