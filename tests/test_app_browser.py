@@ -333,6 +333,8 @@ def test_curves_of_the_shown_maps(page):
     page.wait_for_selector("#progress progress", state="detached")
     names = page.locator("#judged td code").all_inner_texts()
     assert names == page.locator("#maps img").get_attribute("alt").removeprefix("Maps: ").split(", ")
+    borders = "[...document.querySelectorAll('#judged table, #judged tr')].map(e => getComputedStyle(e).borderTopWidth)"
+    assert set(page.evaluate(borders)) == {"0px"}  # lines between rows alone
     assert "One picture is no evidence" in page.locator("#judged").inner_text()
 
 

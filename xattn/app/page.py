@@ -26,6 +26,7 @@ img.figure { max-width: 100%; height: auto; display: block; margin: 0 auto; back
 .problem { background: #fde8e8; color: #7a1212; border-color: #c81e1e; }
 .note { background: #fff6e0; color: #4a3500; border-color: #c98a00; }
 .areas { border-collapse: collapse; margin: .6em 0; }
+.areas, .areas tr { border: 0 !important; }
 .areas th, .areas td { padding: .25em 1.5em .25em 0 !important; text-align: left; border: 0 !important;
   border-bottom: 1px solid #8884 !important; }
 .areas td.number { text-align: right; font-variant-numeric: tabular-nums; }
