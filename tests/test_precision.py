@@ -5,6 +5,7 @@ propagation that magnify the rounding must say so.
 """
 
 import copy
+import sys
 import warnings
 from functools import cache
 
@@ -127,6 +128,20 @@ def test_nothing_is_float64_unless_asked_for(method):
     this = case("cls")
     with _NoDouble():
         methods[method](this.model).attribute(this.inputs)
+
+
+@pytest.mark.parametrize(
+    "method", sorted(ROWS_SUMMED_IN_DOUBLE - {"lambda2_rollout"})
+)  # whose eigenvalues go to the CPU
+def test_chains_do_without_float64_where_the_device_has_none(method, monkeypatch):
+    this = case("cls")
+    expected = methods[method](this.model).attribute(this.inputs)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("xattn.markov") and hasattr(module, "wide_dtype"):
+            monkeypatch.setattr(module, "wide_dtype", lambda device: torch.float32)
+    with _NoDouble():
+        found = methods[method](this.model).attribute(this.inputs)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("precision", [None, "float64"])
