@@ -52,7 +52,7 @@ def make_fill(fill: Fill, inputs: Tensor, mean: Tensor, std: Tensor, seed: int) 
         noise = _noise(inputs, seed)
         if fill == "linear":
             noise = noise * spread * _IMPUTATION_NOISE
-        return lambda removed: torch.stack([impute(inputs, one, noise) for one in removed.bool()])
+            return lambda removed: torch.stack([impute(inputs, one, noise) for one in removed.bool()])
         stand_in = inputs.mean((2, 3), keepdim=True) + noise * spread
 
     # Exactly the one or the other, and several times faster on a CPU than `where` with its broadcast operands.

@@ -166,7 +166,14 @@ def test_images_of_any_size_lose_whole_pixels(size):
     assert torch.equal(seen != x, expected.view(2, 1, *size).expand_as(x))
 
 
-@pytest.mark.parametrize("fill", ["mean", "blur", "linear"])
+def test_noise_has_the_mean_and_deviation_of_the_image():
+    x = 0.4 + 0.2 * images(2, side=64)
+    seen, _, _ = captured(inputs=x, relevance=maps(2, 64), fractions=[1.0], fill="noise")
+    torch.testing.assert_close(seen.mean((2, 3)), x.mean((2, 3)), atol=5e-3, rtol=0)
+    torch.testing.assert_close(seen.std((2, 3)), x.std((2, 3)), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("fill", ["mean", "blur", "noise", "linear"])
 def test_a_constant_image_stays_constant(fill):
     seen, _, _ = captured(inputs=torch.full((2, 3, SIDE, SIDE), 0.37), fractions=[0.25, 0.9, 1], fill=fill)
     assert (seen - 0.37).abs().max() < 1e-6
