@@ -36,8 +36,8 @@ class _Krylov:
 
     Attributes:
         norm: (B,), ||C^p||_F, estimated.
-        gain: (B,), how much longer a row has become in a product, 1 at least: C is the difference of a chain, which
-            leaves constant columns as long as they are, and of its stationary part, and so are its roundings.
+        gain: (B,), how much longer a row has become in a product, 1/4 at least: C is a difference with a chain of norm
+            1 or more, whose roundings are left when C itself is next to nothing.
     """
 
     def __init__(self, operator: Deflated, block: int, steps: int, power: int) -> None:
@@ -46,7 +46,7 @@ class _Krylov:
         # One start for every chain, from its own generator: an answer depends neither on the batch nor on the caller's
         # random state. Made on the CPU, it is the same on every device.
         noise = torch.randn(block, states, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
-        self.gain = operator.like.new_ones(batch)
+        self.gain = operator.like.new_full((batch,), 0.25)
         first = self._product(noise.to(operator.like).expand(batch, -1, -1) / states**0.5) * states**0.5
         # The mean square of a Gaussian row times a matrix is its squared Frobenius norm.
         self.norm = first.square().sum(-1).mean(-1).sqrt()
