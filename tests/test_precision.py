@@ -1,7 +1,7 @@
 """Half, autocast and double: every method against its own float32 map on the models of the package.
 
 Half maps come from weights that were rounded; the float32 maps from the weights as they are. Rules of relevance
-propagation that magnify the rounding must say so.
+propagation that magnify the rounding must say so, and be what they are in float32 for the weights that were rounded.
 """
 
 import copy
@@ -36,18 +36,22 @@ looking_method = pytest.mark.parametrize("method", LOOKING)
 
 
 @cache
-def subject(name, dtype):
-    """A module of the package in that type, scenes as it wants them, and the classes it predicts for them."""
+def subject(name, dtype, rounded=None):
+    """A module of the package in that type, scenes as it wants them, and the classes it predicts for them.
+
+    With `rounded` its weights and the scenes have been in that type before.
+    """
     model = load(name)
     images = torch.stack([model.preprocess(scene.image) for scene in Scenes("test", 3 if name == "demo" else 1)])
     with torch.no_grad():
         target = model.module(images).argmax(-1).tolist()
-    return copy.deepcopy(model.module).to(dtype), images.to(dtype), target, model.layout
+    module, images = (part.to(rounded or dtype).to(dtype) for part in (copy.deepcopy(model.module), images))
+    return module, images, target, model.layout
 
 
-def explained(method, name, dtype, **kwargs):
+def explained(method, name, dtype, rounded=None, **kwargs):
     """(B, patches) relevance, and whether it came with a warning that rounding may have decided it."""
-    model, images, target, layout = subject(name, dtype)
+    model, images, target, layout = subject(name, dtype, rounded)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         relevance = methods[method](model, layout=layout, **kwargs).attribute(images, target, resolution="patch")
@@ -63,15 +67,12 @@ def rank_correlation(maps, others):
     return sum(found) / len(found)
 
 
-def check(method, name, dtype):
-    expected, _ = explained(method, name, torch.float32)
+def check(method, name, dtype, declared=frozenset(DECLARED), least=0.99):
+    expected, _ = explained(method, name, torch.float32, rounded=dtype if method in declared else None)
     half, warned = explained(method, name, dtype)
     assert half.dtype == torch.float32
-    if method in DECLARED:
-        assert warned
-    else:
-        assert not warned
-        assert rank_correlation(half, expected) > 0.99
+    assert warned == (method in declared)
+    assert rank_correlation(half, expected) > least
 
 
 @looking_method
@@ -82,8 +83,12 @@ def test_half_precision_ranks_the_patches_of_demo_alike(method, dtype):
 
 @needs_backbone
 @looking_method
-def test_half_precision_ranks_the_patches_of_photos_alike(method):
-    check(method, "photos", torch.float16)
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_ranks_the_patches_of_photos_alike(method, dtype):
+    coarse = {"partial_lrp"} if dtype == torch.bfloat16 else set[str]()
+    # GradCAM cuts most patches at zero: one that crosses it in the eight bits of bfloat16 changes the rank of all.
+    cut = method == "token_gradcam" and dtype == torch.bfloat16
+    check(method, "photos", dtype, DECLARED | coarse, least=0.94 if cut else 0.99)
 
 
 @looking_method
