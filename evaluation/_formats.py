@@ -15,11 +15,11 @@ Shown = TypeVar("Shown")
 
 LEGEND = (
     "bold: best, and different from every other method (paired Wilcoxon test, Holm, p < 0.05); "
-    "≈: not shown to differ from the best"
+    "where none is, ≈ marks the best and all that are not shown to differ from it"
 )
 _CSV = (
     *("protocol", "metric", "better", "method", "value", "low", "high"),
-    *("images", "undefined", "constant", "best", "significantly_best", "p_versus_best"),
+    *("images", "undefined", "constant", "best", "significantly_best", "shares_first", "p_versus_best"),
     *("seeds", "deviation_over_seeds"),
 )
 _BETTER = {True: "higher", False: "lower", None: ""}
@@ -143,7 +143,8 @@ def _csv_row(name: str, column: Column, cell: Cell) -> Sequence[object]:
     found, p = cell.interval, cell.p_versus_best
     facts = column.protocol, column.metric.name, _BETTER[column.metric.higher_is_better], name
     values = (found.estimate, found.low, found.high, found.n, found.undefined, cell.constant)
-    return (*facts, *values, int(cell.is_best), int(cell.is_clear), "" if p is None else p, cell.seeds, cell.deviation)
+    marks = int(cell.is_best), int(cell.is_clear), int(cell.is_tied)
+    return (*facts, *values, *marks, "" if p is None else p, cell.seeds, cell.deviation)
 
 
 def _escape(text: str) -> str:

@@ -52,7 +52,8 @@ class Cell:
         p_versus_best: Of the paired Wilcoxon test against the best method, after Holm; None for the best itself.
         is_best: Whether no other mean is better.
         is_clear: Whether it is best and differs significantly from every other method.
-        is_tied: Whether it is not the best and does not differ significantly from it.
+        is_tied: Whether it shares the first place: it does not differ significantly from the best, or is the best and
+            some other does not differ from it.
         seeds: Number of seeds; values of an image are averaged over them.
         deviation: Standard deviation over seeds of the value over images; NaN for one seed.
     """
@@ -213,8 +214,8 @@ class Summarizer:
         intervals = self._pooled(column) if pooled else {name: self._mean(v) for name, v in per_image.items()}
         best = _best(intervals, column.metric.higher_is_better)
         p = {} if best is None else {c.first: c.p_adjusted for c in compare_all(per_image, reference=best)}
-        compared = [value for value in p.values() if not np.isnan(value)]
-        clear = bool(compared) and all(value < _LEVEL for value in compared)
+        tied = {name for name, value in p.items() if value >= _LEVEL}
+        clear = not tied and any(value < _LEVEL for value in p.values())
         return {
             name: Cell(
                 found,
@@ -222,7 +223,7 @@ class Summarizer:
                 p.get(name),
                 name == best,
                 name == best and clear,
-                name in p and p[name] >= _LEVEL,
+                name in tied or (name == best and bool(tied)),
                 *runs[name],
             )
             for name, found in intervals.items()

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 
+from xattn._evaluate_cli import _cell
 from xattn.errors import ArgumentError
 from xattn.evaluation import JUDGES, Results, segmentation_totals
 from xattn.evaluation._rows import SCHEMA
@@ -97,8 +98,11 @@ def test_the_best_is_compared_with_each_by_wilcoxon_and_holm(results):
     assert found[best, "negative"].p_versus_best is None
     assert not found[best, "negative"].is_clear  # one of the others is as good
     assert [found[name, "negative"].is_tied for name in others] == [p >= 0.05 for p in adjusted]
+    assert found[best, "negative"].is_tied  # and so shares the first place
     without = {name: values for name, values in VALUES.items() if name not in ("near", "best")} | {"best": BASE + 0.3}
-    assert cells(make(without).table(resamples=50))["best", "negative"].is_clear
+    alone = cells(make(without).table(resamples=50))
+    assert alone["best", "negative"].is_clear
+    assert not any(cell.is_tied for (_, metric), cell in alone.items() if metric == "negative")
 
 
 def test_the_direction_of_the_metric_decides_what_is_best():
@@ -147,6 +151,7 @@ def test_one_method_alone_is_not_bold():
     found = cells(make({"a": BASE}, {}).table(resamples=50))
     assert found["a", "negative"].is_best
     assert not found["a", "negative"].is_clear
+    assert not found["a", "negative"].is_tied
 
 
 def test_correctly_classified_images_only(results):
@@ -174,13 +179,49 @@ def test_formats(results, tmp_path):
     assert pq.read_table(results.to_parquet(tmp_path / "rows.parquet")).equals(results.rows)
 
 
-def test_bold_and_the_mark_of_ties():
-    values = {"a": np.arange(9.0) + 1, "b": np.arange(9.0)}
-    assert "| a | **5.000 [" in str(make(values, {}).table(resamples=50))
-    values["b"] = values["a"] + np.array([1, -1, 1, -1, 1, -1, 1, -1, 0.0])
-    text = str(make(values, {}).table(resamples=50))
-    assert "**" not in text.split("bold:")[0]
-    assert text.count(" ≈ |") == 1
+FIRST = np.arange(9.0) + 1
+ALIKE = FIRST + np.array([1, -1, 1, -1, 1, -1, 1, -1, -1.0])
+
+
+def markdown(results, path):
+    return results.to_markdown(path).read_text()
+
+
+def latex(results, path):
+    return results.to_latex(path).read_text()
+
+
+def page(results, path):
+    return results.report(path).read_text().split("<details")[0]  # without the table of correct answers
+
+
+def terminal(results, path):
+    cells = [_cell(cell) for cell in results.table().cells.values()]
+    return "".join(f"{'<b>' if 'bold' in str(cell.style) else ''}{cell.plain}\n" for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("write", "bold", "tied"),
+    [
+        (markdown, "| **", "] ≈ |"),
+        (latex, r"& \textbf{", r"] $\approx$"),
+        (page, "<strong>", "] ≈<"),
+        (terminal, "<b>", " ≈\n"),
+    ],
+    ids=["markdown", "latex", "html", "terminal"],
+)
+def test_one_is_bold_or_the_best_and_all_like_it_are_marked(write, bold, tied, tmp_path):
+    one = write(make({"a": FIRST, "b": FIRST - 1, "c": FIRST - 2}, {}), tmp_path / "one")
+    several = write(make({"a": FIRST, "b": ALIKE, "c": FIRST - 2}, {}), tmp_path / "several")
+    none = write(make({"a": FIRST}, {}), tmp_path / "none")
+    assert [(text.count(bold), text.count(tied)) for text in (one, several, none)] == [(1, 0), (0, 2), (0, 0)]
+
+
+def test_marks_in_csv(tmp_path):
+    several = make({"a": FIRST, "b": ALIKE, "c": FIRST - 2}, {})
+    lines = csv.DictReader(io.StringIO(several.to_csv(tmp_path / "t.csv").read_text()))
+    marks = [(line["best"], line["significantly_best"], line["shares_first"]) for line in lines]
+    assert marks == [("1", "0", "1"), ("0", "0", "1"), ("0", "0", "0")]
 
 
 class Checker(HTMLParser):
