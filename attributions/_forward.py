@@ -135,6 +135,7 @@ def _run(
         _check_device(forward_func, inputs)
         inputs, *others = outside_inference((inputs, *additional_args))
         args = tuple(others)
+        own = inputs.clone()  # a model may work in place
         with ExitStack() as contexts:
             for request in requests:
                 contexts.enter_context(request.around or nullcontext())
@@ -148,7 +149,7 @@ def _run(
                 ) as tap,
                 advising_zero_shot(forward_func, args),
             ):
-                output = _call(forward_func, inputs, args)
+                output = _call(forward_func, own, args)
                 logits = logits_of(output)
             depth = tap.depth
             layouts = [selection.finish(tap) for selection in selections]
@@ -207,14 +208,23 @@ def _call(forward_func: Callable[..., Any], inputs: Tensor, args: tuple[Any, ...
     except XattnError:
         raise
     except (AssertionError, ValueError, RuntimeError, IndexError) as error:
-        if _DTYPE_COMPLAINT.search(str(error)):
-            raise ArgumentError(
-                f"inputs: they are {inputs.dtype}, and the model computes in another type: {error}; convert one of them"
-            ) from error
+        check_types(inputs, error)
         refused = _refused(inputs, args, str(error))
         if refused is None:
             raise
         raise ArgumentError(f"{refused}: {error}") from error
+
+
+def check_types(inputs: Tensor, error: Exception) -> None:
+    """Say so if a model failed because its type is not that of the inputs.
+
+    Raises:
+        ArgumentError: If it did.
+    """
+    if _DTYPE_COMPLAINT.search(str(error)):
+        raise ArgumentError(
+            f"inputs: they are {inputs.dtype}, and the model computes in another type: {error}; convert one of them"
+        ) from error
 
 
 def _refused(inputs: Tensor, args: tuple[Any, ...], complaint: str) -> str | None:

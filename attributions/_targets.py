@@ -104,11 +104,12 @@ def resolve_target(logits: Tensor, target: Target) -> Tensor:
             f"target: the output has shape {tuple(logits.shape)}; expected {len(sizes)} indices per sample, "
             f"got {index.shape[1]}"
         )
-    limits = torch.tensor(sizes, device=logits.device)
-    if bool(((index < -limits) | (index >= limits)).any()):
-        wrong = index[((index < -limits) | (index >= limits)).any(1)][0].tolist()
+    # Negative ones are refused, though they could count from the end: -1 is what many data sets write for "unknown".
+    outside = ((index < 0) | (index >= torch.tensor(sizes, device=logits.device))).any(1)
+    if bool(outside.any()):
+        wrong = index[outside][0].tolist()
         raise ArgumentError(f"target: expected {_ranges(sizes)}, got {wrong[0] if len(wrong) == 1 else tuple(wrong)}")
-    return index % limits
+    return index
 
 
 def scores(logits: Tensor, index: Tensor) -> Tensor:

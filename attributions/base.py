@@ -9,6 +9,7 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor
 
+from xattn._device import check_data
 from xattn._layers import Layers, check_layers
 from xattn.attributions._forward import ForwardPass, Reducer, Request, run_forwards
 from xattn.attributions._resolution import Interpolation, Resolution, check_resolution, from_pixels, from_tokens
@@ -85,7 +86,8 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
         Args:
             inputs: (B, C, H, W) images, (B, N) token ids or (B, N, D) embeddings; a tuple of one gives a tuple.
             target: As in captum: an int, a tuple for several output dimensions, a list or a tensor (B,). None is the
-                predicted class. Ignored by methods that are not class-specific.
+                predicted class. Negative ones do not count from the end: they are refused. Ignored by methods that are
+                not class-specific.
             additional_forward_args: Further positional arguments of the model (one, or a tuple); tensors whose first
                 dimension is the batch are cut along with it.
             resolution: "input" gives the inputs' shape, where a patch's value is spread over its pixels and channels
@@ -213,6 +215,7 @@ def check_inputs(inputs: object) -> tuple[Tensor, bool]:
         raise ArgumentTypeError(
             f"inputs: expected {kind} for shape {tuple(tensor.shape)} ({expected}), got {tensor.dtype}"
         )
+    check_data("inputs", tensor)
     if tensor.numel() == 0:
         raise ArgumentError(f"inputs: expected at least one sample, got shape {tuple(tensor.shape)}")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):

@@ -1,7 +1,7 @@
 """A few samples with everything the judges share: clean logits, targets, and the relevance of one method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -61,6 +61,12 @@ class Chunk:
     def masks(self) -> Tensor:
         """(B, H, W) masks of the samples."""
         return torch.stack([sample.mask for sample in self.samples if sample.mask is not None])
+
+    def copy(self) -> "Chunk":
+        """The same with tensors of its own, to write into."""
+        own: dict[str, Any] = {k: value.clone() for k, value in vars(self).items() if isinstance(value, Tensor)}
+        shared = Shared(self.forward, own["inputs"], own["clean"])
+        return replace(self, samples=[sample.copy() for sample in self.samples], shared=shared, **own)
 
     def grid(self, relevance: Tensor) -> tuple[int, int] | None:
         """(h, w) of the patches, if relevance is given per pixel."""

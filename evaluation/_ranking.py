@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from xattn.errors import ArgumentError
+from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.evaluation._shapes import check_choice
 
 Order: TypeAlias = Literal["positive", "negative"]
@@ -43,10 +43,14 @@ def check_fractions(fractions: Sequence[float] | Tensor) -> list[float]:
 
     Raises:
         ArgumentError: If there are none, or they do not increase within 0..1.
+        ArgumentTypeError: If they are no sequence of numbers.
     """
-    found = [float(f) for f in fractions]
+    try:
+        found = [] if isinstance(fractions, str) else [float(f) for f in fractions]
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"fractions: expected increasing numbers in 0..1, got {fractions!r}") from None
     increasing = all(a < b for a, b in pairwise(found))
-    if not found or not increasing or found[0] < 0 or found[-1] > 1:
+    if not found or not increasing or not (found[0] >= 0 and found[-1] <= 1):
         raise ArgumentError(f"fractions: expected increasing numbers in 0..1, got {found}")
     return found
 

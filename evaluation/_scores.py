@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from xattn.attributions._forward import check_types
 from xattn.attributions._targets import Target, logits_of, resolve_target
 from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.evaluation._shapes import check_integer
+from xattn.evaluation._shared import Shared
 
 Score: TypeAlias = Literal["probability", "accuracy", "logit", "log_odds"]
 SCORES: tuple[str, ...] = get_args(Score)
@@ -56,9 +59,15 @@ def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
 
     Raises:
         ArgumentTypeError: If the output holds no logits.
-        ArgumentError: If they do not have one row per input.
+        ArgumentError: If they do not have one row per input, or are NaN or infinite.
     """
-    logits = logits_of(forward(inputs))
+    # A model may work in place, and these rows are others' too. `Shared` knows them by their place in memory.
+    own = inputs if isinstance(forward, Shared) else inputs.clone()
+    try:
+        logits = logits_of(forward(own))
+    except RuntimeError as error:
+        check_types(inputs, error)
+        raise
     if logits is None:
         raise ArgumentTypeError("forward: expected logits or an output with .logits; wrap the model accordingly")
     logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
@@ -67,6 +76,10 @@ def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
             f"forward: expected logits ({inputs.shape[0]}, classes), got shape {tuple(logits.shape)}; "
             "wrap the model so that it returns one row per sample"
         )
+    if bool((logits.isnan() | logits.isposinf()).any()):
+        raise ArgumentError(
+            "forward: expected numbers as its output, got NaN or infinity; its weights or inputs overflow"
+        )
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -74,10 +87,10 @@ def batched_logits(forward: Callable[..., Any], inputs: Tensor, batch_size: int)
     """Logits (B, C) from calls with at most `batch_size` rows.
 
     Raises:
-        ArgumentError: If `batch_size` is not positive.
+        ArgumentError: If `batch_size` is not positive, or the model's answer is of no use.
+        ArgumentTypeError: If `batch_size` is no integer, or the model gives no logits.
     """
-    if batch_size < 1:
-        raise ArgumentError(f"batch_size: expected a positive number of rows, got {batch_size}")
+    check_integer("batch_size", batch_size, 1)
     return torch.cat([call_logits(forward, part) for part in inputs.split(batch_size)])
 
 

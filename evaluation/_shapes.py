@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from xattn._device import check_data
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.models.model import Model
 
@@ -24,6 +25,29 @@ def check_choice(argument: str, value: object, choices: Sequence[str]) -> None:
         raise ArgumentError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")
 
 
+def check_integer(argument: str, value: object, least: int) -> None:
+    """Refuse what is no integer, or one that is too small.
+
+    Raises:
+        ArgumentError: If it is too small.
+        ArgumentTypeError: If it is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{argument}: expected an integer, got {value!r}")
+    if value < least:
+        raise ArgumentError(f"{argument}: expected {least} or more, got {value}")
+
+
+def check_forward(forward: object) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        ArgumentTypeError: For a name or another thing.
+    """
+    if not callable(forward):
+        raise ArgumentTypeError(f"forward: expected a module or a function from images to logits, got {forward!r:.60}")
+
+
 def check_images(inputs: Tensor) -> None:
     """Refuse anything but a batch of floating-point images (B, C, H, W).
 
@@ -36,6 +60,7 @@ def check_images(inputs: Tensor) -> None:
         raise ArgumentTypeError(f"inputs: expected a floating-point tensor (B, C, H, W), got {kind}")
     if inputs.ndim != 4 or inputs.numel() == 0:
         raise ArgumentError(f"inputs: expected images (B, C, H, W), got shape {tuple(inputs.shape)}")
+    check_data("inputs", inputs)
 
 
 def sum_channels(relevance: Tensor) -> Tensor:
@@ -52,6 +77,7 @@ def sum_channels(relevance: Tensor) -> Tensor:
         raise ArgumentError(
             f"relevance: expected (B, h, w), (B, 1, H, W) or (B, C, H, W), got shape {tuple(relevance.shape)}"
         )
+    check_data("relevance", relevance)
     relevance = relevance.detach()
     if not relevance.is_floating_point():
         relevance = relevance.float()
@@ -126,7 +152,7 @@ def normalisation(
     Where both are None, those of an xattn model are taken; any other function is taken to receive raw values.
 
     Raises:
-        ArgumentError: If only one is given, or their length is neither 1 nor C.
+        ArgumentError: If only one is given, their length is neither 1 nor C, or a deviation is not positive.
     """
     if mean is None and std is None:
         mean, std = (forward.mean, forward.std) if isinstance(forward, Model) else ((0.0,), (1.0,))
@@ -138,6 +164,8 @@ def normalisation(
         tensor = torch.as_tensor(value, dtype=inputs.dtype, device=inputs.device).reshape(-1)
         if tensor.numel() not in (1, channels):
             raise ArgumentError(f"{name}: expected 1 or {channels} values, got {tensor.numel()}")
+        if not bool(tensor.isfinite().all()) or (name == "std" and not bool((tensor > 0).all())):
+            raise ArgumentError(f"{name}: expected {'positive' if name == 'std' else 'finite'} numbers, got {value}")
         found.append(tensor.expand(channels).reshape(channels, 1, 1))
     return found[0], found[1]
 

@@ -23,7 +23,7 @@ class Shared:
     def __call__(self, x: Tensor) -> Any:  # noqa: ANN401
         """Logits of a batch."""
         start = self._start(x)
-        return self.forward(x) if start is None else self.clean[start : start + len(x)].clone()
+        return self.forward(x.clone()) if start is None else self.clean[start : start + len(x)].clone()
 
     def _start(self, x: Tensor) -> int | None:
         """Where these rows begin in the chunk, None if they are no unchanged rows of it."""

@@ -1,7 +1,7 @@
 """A few sentences with everything the judges share: clean logits, targets, words, and the relevance of one method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +44,11 @@ class TextChunk:
     batch_size: int
     seed: int = 0
     method: Any = None
+
+    def copy(self) -> "TextChunk":
+        """The same with tensors of its own, to write into."""
+        own: dict[str, Any] = {k: value.clone() for k, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, samples=[sample.copy() for sample in self.samples], **own)
 
     def shown(self, relevance: Tensor, count: int) -> dict[int, Any]:
         """Nothing: reports show examples of pictures only."""

@@ -4,9 +4,9 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -80,6 +80,11 @@ class Sample:
     given_label: Label | None = None
     text: str = ""
     rationales: tuple[tuple[int, ...], ...] = ()
+
+    def copy(self) -> "Sample":
+        """The same with tensors of its own, to write into."""
+        own: dict[str, Any] = {k: value.clone() for k, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **own)
 
 
 class Dataset(ABC):

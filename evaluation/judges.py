@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from xattn.evaluation._chunk import AnyChunk
 
 
+_ROUNDING = 1e-5  # how far a value may lie out of its range
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """One metric of each sample.
@@ -96,6 +99,11 @@ class Judge:
         options = {**_options(self.function), **self.options}
         return self.random or any(options[name] in RANDOM_FILLS for name in options if name.endswith("fill"))
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the function is not one of xattn."""
+        return not self.function.__module__.startswith("xattn.")
+
     def configured(self, **options: Any) -> "Judge":  # noqa: ANN401
         """The same protocol with other options.
 
@@ -111,7 +119,7 @@ class Judge:
     def configuration(self) -> dict[str, Any]:
         """Name and all options, defaults included; with the source of functions that are not of xattn."""
         facts = {"protocol": self.name, **_options(self.function), **self.options}
-        if not self.function.__module__.startswith("xattn."):
+        if self.is_foreign:
             facts["function"] = _source(self.function)
         return facts
 
@@ -119,10 +127,18 @@ class Judge:
         """Measure one chunk.
 
         Raises:
-            ArgumentError: If the function measures other metrics than it declares, or other samples than the chunk's.
+            ArgumentError: If the function measures other metrics than it declares, other samples than the chunk's, or
+                values out of a metric's range.
             ArgumentTypeError: If it returns no mapping of metrics to `Measured`.
         """
-        return self._checked(self.function(chunk, relevance, **self.options), len(chunk.samples))
+        if self.is_foreign:
+            chunk, relevance = chunk.copy(), relevance.clone()  # it may write into what it is given
+        try:
+            measured = self.function(chunk, relevance, **self.options)
+        except Exception as error:
+            error.add_note(f"protocol {self.name!r}, samples {chunk.samples[0].name} to {chunk.samples[-1].name}")
+            raise
+        return self._checked(measured, len(chunk.samples))
 
     def _checked(self, measured: object, samples: int) -> Mapping[str, Measured]:
         """What the function returned, refused by the protocol's name if it is not what it has to return."""
@@ -143,7 +159,21 @@ class Judge:
                     raise ArgumentTypeError(f"{expected}, got {_described(value)} as {part} of {name!r}")
                 if tuple(value.shape) != shape:
                     raise ArgumentError(f"{expected}; expected {part} {shape} of {name!r}, got {tuple(value.shape)}")
+                if value.is_complex():
+                    raise ArgumentTypeError(f"{expected}, got {value.dtype} as {part} of {name!r}")
+        if self.is_foreign:  # those of xattn may have another range by their options, as `score="logit"`
+            for about in self.metrics:
+                if about.name in measured:
+                    self._check_range(about, measured[about.name].values)
         return measured
+
+    def _check_range(self, about: Metric, values: Tensor) -> None:
+        known, (low, high) = values[~values.isnan()].double(), about.range
+        if not bool(((known >= low - _ROUNDING) & (known <= high + _ROUNDING)).all()):
+            raise ArgumentError(
+                f"protocol: {self.name!r} declares {about.name!r} to lie in {low:g}..{high:g}, got values in "
+                f"{float(known.min()):g}..{float(known.max()):g}"
+            )
 
 
 JUDGES: dict[str, Judge] = {}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -25,7 +24,9 @@ from xattn.evaluation._shapes import (
     Interpolation,
     Statistics,
     check_choice,
+    check_forward,
     check_images,
+    check_integer,
     constant_maps,
     normalisation,
     patch_map,
@@ -144,7 +145,9 @@ def perturbation_curves(
     Raises:
         ArgumentError: If an argument is out of range or shapes do not fit.
     """
+    check_forward(forward)
     check_images(inputs)
+    check_integer("seed", removal.seed, 0)
     check_choice("unit", removal.unit, get_args(Unit))
     check_choice("nan", removal.nan, get_args(Nan))
     for score in scores:
@@ -165,8 +168,8 @@ def perturbation_curves(
         clean = batched_logits(forward, inputs, batch_size)
         index = resolve_class(clean, target)
         fill = (removal.fill, removal.seed, *mean.flatten().tolist(), *std.flatten().tolist())
-        blank = partial(_blank_logits, forward, inputs, replace, fill, batch_size)
-        logits = _logits(forward, rank, counts, removal.insert, replace, clean, blank, batch_size)
+        pictures = _Pictures(forward, inputs, replace, fill, batch_size)
+        logits = _logits(pictures, rank, counts, removal.insert, clean)
 
     undefined = maps.flatten(1).isnan().any(1) & (removal.nan == "undefined")
     settings = {name: getattr(removal, name) for name in ("order", "fill", "unit", "rounding", "nan", "insert", "seed")}
@@ -187,40 +190,50 @@ def perturbation_curves(
     return curves
 
 
-def _logits(
-    forward: Forward,
-    rank: Tensor,
-    counts: Sequence[int],
-    insert: bool,
-    replace: Filler,
-    clean: Tensor,
-    blank: Callable[[], Tensor],
-    batch_size: int,
-) -> Tensor:
-    """Logits (B, S, C): every sample at every step, in rows of at most `batch_size`."""
+@dataclass(frozen=True)
+class _Pictures:
+    """Pictures of which something is removed, and what the model says of them.
+
+    Attributes:
+        forward: The model.
+        inputs: (B, C, H, W) clean pictures.
+        replace: Makes the pictures.
+        fill: What tells this `replace` from another one.
+        batch_size: Largest number of rows of one forward call.
+    """
+
+    forward: Forward
+    inputs: Tensor
+    replace: Filler
+    fill: Hashable
+    batch_size: int
+
+    def logits(self, removed: Tensor) -> Tensor:
+        """Logits (S, B, C) for (S, B, H, W), 1 where a pixel is removed, else 0."""
+        images = self.replace(removed)
+        found = batched_logits(self.forward, images.flatten(0, 1), self.batch_size)
+        return found.view(*images.shape[:2], -1)
+
+    def blank(self) -> Tensor:
+        """Logits (B, C) with everything removed: the same for every map."""
+        everything = torch.ones(1, len(self.inputs), *self.inputs.shape[2:], device=self.inputs.device)
+        key = ("everything removed", self.fill, self.batch_size)
+        return recalled(self.forward, self.inputs, key, lambda: self.logits(everything)[0])
+
+
+def _logits(pictures: _Pictures, rank: Tensor, counts: Sequence[int], insert: bool, clean: Tensor) -> Tensor:
+    """Logits (B, S, C): every sample at every step."""
     cells = int(rank.amax()) + 1
     logits = clean.unsqueeze(1).repeat(1, len(counts), 1)
-    for step, count in enumerate(counts):
-        if count == 0 if insert else count >= cells:
-            logits[:, step] = blank()
+    bare = [step for step, count in enumerate(counts) if (count == 0 if insert else count >= cells)]
+    if bare:
+        logits[:, bare] = pictures.blank().unsqueeze(1)
     limits = torch.tensor(counts, dtype=rank.dtype, device=rank.device).view(-1, 1, 1, 1)
     first, last = (sum(count < least for count in counts) for least in (1, cells))
-    together = max(1, batch_size // len(rank))
+    together = max(1, pictures.batch_size // len(rank))
     for start in range(first, last, together):
         steps = slice(start, min(start + together, last))
         # Ranks are whole numbers. This is rank < limit as 0 or 1, and faster on a CPU than to compare and convert.
         removed = (limits[steps] - rank).clamp_(0, 1)
-        images = replace(1 - removed if insert else removed)
-        found = batched_logits(forward, images.flatten(0, 1), batch_size)
-        logits[:, steps] = found.unflatten(0, images.shape[:2]).transpose(0, 1)
+        logits[:, steps] = pictures.logits(1 - removed if insert else removed).transpose(0, 1)
     return logits
-
-
-def _blank_logits(forward: Forward, inputs: Tensor, replace: Filler, fill: Hashable, batch_size: int) -> Tensor:
-    """Logits (B, C) of the pictures with everything removed: the same for every map, where `fill` is the same."""
-
-    def compute() -> Tensor:
-        everything = torch.ones(1, len(inputs), *inputs.shape[2:], device=inputs.device)
-        return batched_logits(forward, replace(everything)[0], batch_size)
-
-    return recalled(forward, inputs, ("everything removed", fill, batch_size), compute)

@@ -96,7 +96,7 @@ def quantus_metric(
                     rows[i] = _number(
                         metric(
                             model=model,
-                            x_batch=inputs[i : i + 1].detach().cpu().numpy(),
+                            x_batch=inputs[i : i + 1].detach().clone().cpu().numpy(),
                             y_batch=index[i : i + 1].cpu().numpy(),
                             a_batch=None if maps is None else maps[i : i + 1],
                             s_batch=None if masks is None else masks[i : i + 1],

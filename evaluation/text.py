@@ -24,7 +24,7 @@ from xattn.errors import ArgumentError
 from xattn.evaluation._curve import Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS, Order, check_fractions, removal_rank
 from xattn.evaluation._scores import SCORES, Score, call_logits, resolve_class, score_of
-from xattn.evaluation._shapes import check_choice
+from xattn.evaluation._shapes import check_choice, check_integer
 
 if TYPE_CHECKING:
     from xattn.models.text_model import TextModel
@@ -121,8 +121,7 @@ def token_removal(
     check_choice("score", score, SCORES)
     if (how == "replace") != (fill is not None):
         raise ArgumentError(f'fill: expected a token id with how="replace" and nothing else, got {fill!r} with {how!r}')
-    if batch_size < 1:
-        raise ArgumentError(f"batch_size: expected a positive number of rows, got {batch_size}")
+    check_integer("batch_size", batch_size, 1)
     nominal = check_fractions(fractions)
     groups = _check(ids, mask, relevance, groups)
     totals, present = _totals(relevance, groups)

@@ -427,13 +427,28 @@ def test_a_wrong_shape_names_both(linear, shape):
         ({"mean": [0.5, 0.5], "std": [1]}, ArgumentError, "mean"),
         ({"target": 9}, ArgumentError, "target"),
         ({"target": [0, 1]}, ArgumentError, "target"),
+        ({"target": -1}, ArgumentError, r"target: expected an index in 0..2, got -1"),
         ({"batch_size": 0}, ArgumentError, "batch_size"),
+        ({"batch_size": 1.5}, ArgumentTypeError, "batch_size: expected an integer, got 1.5"),
+        ({"seed": 1.5}, ArgumentTypeError, "seed: expected an integer, got 1.5"),
+        ({"fractions": [0, torch.nan]}, ArgumentError, "fractions"),
+        ({"fractions": [torch.nan]}, ArgumentError, "fractions"),
+        ({"fractions": None}, ArgumentTypeError, "fractions: expected increasing numbers in 0..1, got None"),
+        ({"fractions": 0.5}, ArgumentTypeError, "fractions: expected increasing numbers in 0..1, got 0.5"),
+        ({"fractions": "01"}, ArgumentError, "fractions"),
+        ({"mean": [0.5], "std": [0.0]}, ArgumentError, "std: expected positive numbers"),
+        ({"mean": [torch.nan], "std": [1.0]}, ArgumentError, "mean: expected finite numbers"),
         ({"nan": "drop"}, ArgumentError, "nan"),
         ({"interpolation": "bicubic"}, ArgumentError, "interpolation"),
         ({"inputs": torch.zeros(3, 8, 8)}, ArgumentError, "inputs"),
         ({"inputs": torch.zeros(3, 3, 8, 8, dtype=torch.uint8)}, ArgumentTypeError, "inputs"),
         ({"relevance": [[1.0]]}, ArgumentTypeError, "relevance"),
+        ({"inputs": torch.zeros(3, 3, 8, 8, device="meta")}, ArgumentError, "inputs: .*meta device"),
+        ({"relevance": torch.zeros(3, 8, 8, device="meta")}, ArgumentError, "relevance: .*meta device"),
         ({"forward": lambda x: x}, ArgumentError, "forward"),
+        ({"forward": "demo"}, ArgumentTypeError, "forward: expected a module or a function .* got 'demo'"),
+        ({"forward": lambda x: x.mean((2, 3)) / 0}, ArgumentError, "forward: expected numbers .* NaN or infinity"),
+        ({"forward": nn.Sequential(nn.Flatten(), nn.Linear(192, 3).half())}, ArgumentError, "inputs: they are torch.f"),
     ],
 )
 def test_wrong_arguments_are_named(linear, change, error, names):
@@ -480,6 +495,18 @@ def test_model_and_arguments_are_left_as_they_were():
     assert torch.equal(first.values, perturbation(model[1], x, relevance, fill="noise").values)
     assert torch.equal(x, copies[0])
     assert torch.equal(relevance, copies[1])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_a_model_that_works_in_place(linear, batch_size):
+    def in_place(x):
+        return linear(x.sub_(0.5).mul_(2))
+
+    x = images()
+    found = perturbation(in_place, x, maps(), batch_size=batch_size)
+    expected = perturbation(lambda x: linear((x - 0.5) * 2), images(), maps(), batch_size=batch_size)
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(x, images())
 
 
 def test_state_is_restored_when_the_model_fails():

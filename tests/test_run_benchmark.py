@@ -330,6 +330,45 @@ def test_a_protocol_of_ones_own(model, scenes, tmp_path, monkeypatch):
         register(judge)
 
 
+ABOUT = Metric("area", False, (0.0, 1.0), False, False, "part with relevance")
+
+
+def test_what_a_protocol_of_ones_own_writes_into_reaches_nobody_else(model, scenes, tmp_path):
+    def careless(chunk, relevance):
+        for given in (relevance, chunk.inputs, chunk.clean, chunk.target, chunk.samples[0].mask):
+            given.zero_()
+        chunk.inputs.numpy()[:] = 3
+        chunk.samples[0].image.fill_(1)
+        return {"area": Measured(relevance.double().mean((1, 2)))}
+
+    protocols = ["perturbation", "segmentation"]
+    alone = benchmark(model, scenes, METHODS, protocols, tmp_path / "alone").rows
+    both = benchmark(model, scenes, METHODS, [Judge("mine", careless, (ABOUT,)), *protocols], tmp_path / "both").rows
+    assert [row for row in same(both) if row["protocol"] != "mine"] == same(alone)
+
+
+def test_a_model_that_works_in_place_is_judged_as_any_other(scenes, tmp_path):
+    def run(first_step, **options):
+        model = tiny()
+        forward = model.module.forward
+        model.module.forward = lambda x: forward(first_step(x))
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        rows = benchmark(model, scenes, METHODS, ["perturbation", "token-masking", "average-drop"], out, **options).rows
+        return rows.column("value").to_pylist()
+
+    for batch_size in (1, 8):
+        assert run(lambda x: x.mul_(2), batch_size=batch_size) == run(lambda x: x * 2, batch_size=batch_size)
+
+
+def test_a_protocol_that_fails_is_named(model, scenes, tmp_path):
+    def broken(chunk, relevance):
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as failed:
+        benchmark(model, scenes, METHODS, [Judge("mine", broken, (ABOUT,))], tmp_path)
+    assert failed.value.__notes__[0].startswith("protocol 'mine', samples ")
+
+
 ONES = torch.ones(2, dtype=torch.float64)
 
 
@@ -346,6 +385,7 @@ ONES = torch.ones(2, dtype=torch.float64)
         ({"areas": Measured(ONES)}, ArgumentError, "the metrics declared are 'area', got 'areas'"),
         ({"area": Measured(ONES), "more": Measured(ONES)}, ArgumentError, "got 'area', 'more'"),
         ({}, ArgumentError, "got none"),
+        ({"area": Measured(ONES * 1j)}, ArgumentTypeError, "got torch.complex128 as values of 'area'"),
     ],
 )
 def test_what_a_protocol_of_ones_own_returns_is_checked(model, scenes, tmp_path, returned, error, message):
@@ -353,6 +393,13 @@ def test_what_a_protocol_of_ones_own_returns_is_checked(model, scenes, tmp_path,
     judge = Judge("mine", lambda chunk, relevance: returned, (about,))
     expected = r"protocol: 'mine' must return a mapping of metrics to Measured with values \(2,\).*"
     with pytest.raises(error, match=expected + message):
+        benchmark(model, scenes, "raw_attention", [judge], tmp_path, limit=2)
+
+
+@pytest.mark.parametrize("value", [-0.1, 2.0, torch.inf])
+def test_values_out_of_the_declared_range_are_refused(model, scenes, tmp_path, value):
+    judge = Judge("mine", lambda chunk, relevance: {"area": Measured(ONES * value)}, (ABOUT,))
+    with pytest.raises(ArgumentError, match=r"'mine' declares 'area' to lie in 0\.\.1, got values in "):
         benchmark(model, scenes, "raw_attention", [judge], tmp_path, limit=2)
 
 

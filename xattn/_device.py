@@ -1,6 +1,7 @@
 """Where a model runs, checked before any work."""
 
 import torch
+from torch import Tensor
 
 from xattn.errors import ArgumentError
 
@@ -18,3 +19,13 @@ def find_device(device: str | torch.device) -> torch.device:
         reason = str(error).splitlines()[0].partition(". ")[0]
         raise ArgumentError(f"device: {str(device)!r} cannot be used ({reason})") from None
     return found
+
+
+def check_data(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor on the meta device, which has a shape and no numbers.
+
+    Raises:
+        ArgumentError: For such a tensor.
+    """
+    if tensor.is_meta:
+        raise ArgumentError(f"{name}: expected numbers, got a tensor on the meta device, which has none")

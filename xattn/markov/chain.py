@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from xattn._device import check_data
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.markov._numeric import numeric, row_sums, tiny, wide_dtype
 
@@ -51,6 +52,7 @@ def check_float(values: Tensor, name: str) -> Tensor:
         raise ArgumentTypeError(f"{name}: expected a torch.Tensor, got {type(values).__name__}")
     if not values.dtype.is_floating_point:
         raise ArgumentTypeError(f"{name}: expected a floating point tensor, got {values.dtype}")
+    check_data(name, values)
     return values.detach() if values.dtype in (torch.float32, torch.float64) else values.detach().float()
 
 
