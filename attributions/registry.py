@@ -1,6 +1,6 @@
 """Every method by name: the command line, the tables and the test suite read this list.
 
-A new method is one file and one line here.
+A new method is one file and its name here, and in what the package exports.
 """
 
 from difflib import get_close_matches

@@ -73,7 +73,6 @@ __all__ = [
     "segmentation_totals",
     "sensitivity_max",
     "sparseness",
-    "stats",
     "sufficiency",
     "token_masking",
     "token_removal",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -46,6 +47,19 @@ def test_every_method_is_exported():
     package = importlib.import_module("xattn.attributions")
     for method in methods.values():
         assert getattr(package, method.__name__) is method
+
+
+PACKAGES = ("attributions", "evaluation", "markov", "models", "relevance", "relevance.rules", "viz")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_star_import_brings_no_modules(package):
+    """Names like `markov`, `stats` or `base` are likely to be taken where it is written."""
+    brought = {}
+    exec(f"from xattn.{package} import *", brought)
+    del brought["__builtins__"]
+    assert brought
+    assert [name for name, value in brought.items() if isinstance(value, ModuleType)] == []
 
 
 def test_the_version_is_the_same_everywhere():
