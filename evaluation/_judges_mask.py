@@ -25,7 +25,7 @@ def judge_segmentation(
     """`segmentation_scores`, with the counts that the data set's mIoU is pooled from."""
     scores = segmentation_scores(relevance, chunk.masks, threshold=threshold, interpolation=interpolation)
     undefined, constant = scores["undefined"], constant_maps(relevance)
-    return {name: Measured(scores[name].double(), undefined, constant) for name in (*COUNTS, *_SCORES)}
+    return {name: Measured(scores[name], undefined, constant) for name in (*COUNTS, *_SCORES)}
 
 
 def judge_localization(chunk: "Chunk", relevance: Tensor, *, tolerance: int = 0) -> Mapping[str, Measured]:
@@ -47,7 +47,7 @@ def judge_discrimination(chunk: "Chunk", relevance: Tensor) -> Mapping[str, Meas
     labels = torch.tensor([sample.object_labels for sample in chunk.samples], device=chunk.inputs.device)
     first, second = (chunk.attribute(labels[:, i]) for i in (0, 1))
     scores = class_discrimination(first, second, masks[0], masks[1])
-    return {name: Measured(scores[name].double()) for name in ("both", "per_target")}
+    return {name: Measured(scores[name]) for name in ("both", "per_target")}
 
 
 register(

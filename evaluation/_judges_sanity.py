@@ -58,7 +58,7 @@ def judge_average_drop(chunk: "Chunk", relevance: Tensor) -> Mapping[str, Measur
         std=chunk.std,
         batch_size=chunk.batch_size,
     )
-    return {f"average_{name}": Measured(found[name].double(), found["undefined"]) for name in ("drop", "increase")}
+    return {f"average_{name}": Measured(found[name], found["undefined"]) for name in ("drop", "increase")}
 
 
 def judge_complexity(chunk: "Chunk", relevance: Tensor) -> Mapping[str, Measured]:
@@ -113,7 +113,7 @@ def judge_sensitivity(
         samples=samples,
         seed=chunk.seed,
     )
-    return {"sensitivity_max": Measured(found.double())}
+    return {"sensitivity_max": Measured(found)}
 
 
 def judge_infidelity(
@@ -130,7 +130,7 @@ def judge_infidelity(
         seed=chunk.seed,
         batch_size=chunk.batch_size,
     )
-    return {"infidelity": Measured(found.double())}
+    return {"infidelity": Measured(found)}
 
 
 def _own(chunk: "Chunk") -> TransformerAttribution:

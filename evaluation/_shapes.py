@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from xattn._device import check_data
 from xattn.errors import ArgumentError, ArgumentTypeError
+from xattn.markov._numeric import where_precise
 from xattn.models.model import Model
 
 Interpolation: TypeAlias = Literal["nearest", "bilinear"]
@@ -64,7 +65,7 @@ def check_images(inputs: Tensor) -> None:
 
 
 def sum_channels(relevance: Tensor) -> Tensor:
-    """Relevance (B, h, w) as it is; (B, C, h, w) summed over channels, signs kept.
+    """Relevance (B, h, w) as it is; (B, C, h, w) summed over channels, signs kept. What lies on MPS comes to the CPU.
 
     Raises:
         ArgumentError: For another number of dimensions.
@@ -78,7 +79,7 @@ def sum_channels(relevance: Tensor) -> Tensor:
             f"relevance: expected (B, h, w), (B, 1, H, W) or (B, C, H, W), got shape {tuple(relevance.shape)}"
         )
     check_data("relevance", relevance)
-    relevance = relevance.detach()
+    relevance = where_precise(relevance.detach())
     if not relevance.is_floating_point():
         relevance = relevance.float()
     return relevance.sum(1) if relevance.ndim == 4 else relevance
@@ -171,7 +172,7 @@ def normalisation(
 
 
 def mask_of(mask: Tensor, name: str = "mask") -> Tensor:
-    """Mask (B, H, W) from (B, H, W) or (B, 1, H, W), integer or bool.
+    """Mask (B, H, W) from (B, H, W) or (B, 1, H, W), integer or bool. What lies on MPS comes to the CPU.
 
     Raises:
         ArgumentError: For another shape.
@@ -183,7 +184,7 @@ def mask_of(mask: Tensor, name: str = "mask") -> Tensor:
         mask = mask.squeeze(1)
     if mask.ndim != 3 or mask.numel() == 0:
         raise ArgumentError(f"{name}: expected (B, H, W) or (B, 1, H, W), got shape {tuple(mask.shape)}")
-    return mask
+    return where_precise(mask)
 
 
 def undefined_maps(maps: Tensor) -> Tensor:

@@ -120,8 +120,8 @@ def _explain(chunk: AnyChunk) -> tuple[Tensor, float]:
 def _rows(chunk: AnyChunk, measured: Mapping[str, Measured], facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     predictions, targets = chunk.clean.argmax(1).tolist(), chunk.target.tolist()
     for metric, found in measured.items():
-        values = found.values.double()
-        undefined = values.isnan() if found.undefined is None else found.undefined | values.isnan()
+        values = found.values.detach().cpu().double()
+        undefined = values.isnan() if found.undefined is None else found.undefined.cpu() | values.isnan()
         constant = torch.zeros_like(undefined) if found.constant is None else found.constant
         columns = zip(values.tolist(), undefined.tolist(), constant.tolist(), strict=True)
         fractions = None if found.fractions is None else found.fractions.tolist()

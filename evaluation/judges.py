@@ -168,7 +168,7 @@ class Judge:
         return measured
 
     def _check_range(self, about: Metric, values: Tensor) -> None:
-        known, (low, high) = values[~values.isnan()].double(), about.range
+        known, (low, high) = values[~values.isnan()].cpu().double(), about.range
         if not bool(((known >= low - _ROUNDING) & (known <= high + _ROUNDING)).all()):
             raise ArgumentError(
                 f"protocol: {self.name!r} declares {about.name!r} to lie in {low:g}..{high:g}, got values in "

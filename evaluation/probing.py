@@ -25,6 +25,7 @@ from xattn.evaluation._usable import picture_model, usable_batches
 from xattn.evaluation.datasets import Dataset
 from xattn.evaluation.stats import Comparison, Interval, compare_all, mean_interval
 from xattn.explain import MethodLike, choose_methods
+from xattn.markov._numeric import precise
 
 if TYPE_CHECKING:
     from xattn.layout import TokenLayout
@@ -217,7 +218,7 @@ def _weighting(method: TransformerAttribution) -> Weighting:
 def _normalised(weights: Tensor, name: str) -> Tensor:
     if not bool(weights.isfinite().all()):
         raise ArgumentError(f"weightings: the relevance of {name} is not finite")
-    positive = weights.double().clamp(min=0)
+    positive = precise(weights).clamp(min=0)
     total = positive.sum(1, keepdim=True)
     return torch.where(total > 0, positive / total, 1 / weights.shape[1])
 
@@ -243,7 +244,7 @@ def _read(
         if samples:
             inputs = torch.stack([sample.image for sample in samples])
             for name, part in pooled_features(model, inputs, weightings, layer).items():
-                features[name].append(part.double().cpu())
+                features[name].append(part.cpu().double())
     if not names:
         raise ArgumentError(f"dataset: no picture of {dataset.name!r} has a label")
     arrays = {name: torch.cat(parts).numpy() for name, parts in features.items()}

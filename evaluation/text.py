@@ -25,6 +25,7 @@ from xattn.evaluation._curve import Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS, Order, check_fractions, removal_rank
 from xattn.evaluation._scores import SCORES, Score, call_logits, resolve_class, score_of
 from xattn.evaluation._shapes import check_choice, check_integer
+from xattn.markov._numeric import widen
 
 if TYPE_CHECKING:
     from xattn.models.text_model import TextModel
@@ -71,7 +72,7 @@ def rationale_hit(relevance: Sequence[Tensor], rationales: Sequence[Sequence[int
                 f"rationales: expected positions of words in relevance (words,), got {list(positions)} for shape "
                 f"{tuple(words.shape)}"
             )
-        top = (words == words.amax()).double()
+        top = (words == words.amax()).cpu().double()
         defined = len(positions) > 0 and not bool(words.isnan().any())
         hits.append(float(top[list(positions)].sum() / top.sum()) if defined else math.nan)
     return torch.tensor(hits, dtype=torch.float64)
@@ -213,11 +214,11 @@ def _check(ids: Tensor, mask: Tensor, relevance: Tensor, groups: Tensor | None) 
 
 def _totals(relevance: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """(B, G) relevance of each group, and whether a sentence has it; -inf where it has not."""
-    values = relevance.detach().double().masked_fill(groups < 0, 0)
+    values = widen(relevance.detach()).masked_fill(groups < 0, 0)
     shape = (len(groups), int(groups.max()) + 1)
     places = groups.clamp(min=0)
     totals = values.new_zeros(shape).scatter_add(1, places, values)
-    sizes = values.new_zeros(shape).scatter_add(1, places, (groups >= 0).double())
+    sizes = values.new_zeros(shape).scatter_add(1, places, (groups >= 0).to(values))
     return totals.masked_fill(sizes == 0, -torch.inf), sizes > 0
 
 

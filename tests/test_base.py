@@ -25,6 +25,7 @@ def attribute(inputs, model=None, **kwargs):
         (torch.rand(0, 3, 32, 32), ArgumentError, "at least one sample"),
         (torch.full((1, 3, 32, 32), torch.nan), ArgumentError, "NaN or infinity"),
         (torch.full((1, 3, 32, 32), torch.inf), ArgumentError, "NaN or infinity"),
+        (torch.rand(1, 3, 32, 32, device="meta"), ArgumentError, "inputs: expected numbers, .* meta device"),
         ("cat.png", ArgumentTypeError, "expected a tensor, got str"),
         ((torch.rand(1, 3, 32, 32),) * 2, ArgumentError, "additional_forward_args"),
         (torch.rand(1, 3, 40, 40), ArgumentError, r"refused images of shape \(1, 3, 40, 40\)"),

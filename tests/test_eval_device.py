@@ -1,4 +1,4 @@
-"""The same values on a GPU as on the CPU."""
+"""The same values on a GPU as on the CPU; and no float64 where a device has none."""
 
 import pytest
 import tiny_models
@@ -6,7 +6,7 @@ import torch
 
 from xattn import evaluation as ev
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 GRID = (4, 4)
 
@@ -21,6 +21,7 @@ def both(call, model=None):
     return found
 
 
+@needs_gpu
 @pytest.mark.parametrize("fill", ["black", "mean", "blur", "noise", "linear"])
 def test_perturbation(fill):
     model = tiny_models.timm_vit()
@@ -31,6 +32,7 @@ def test_perturbation(fill):
     assert torch.allclose(cpu.auc(), gpu.auc().cpu(), atol=1e-3)
 
 
+@needs_gpu
 @pytest.mark.parametrize("how", ["fill", "drop", "attention"])
 def test_token_masking(how):
     model = tiny_models.timm_vit()
@@ -39,6 +41,7 @@ def test_token_masking(how):
     assert torch.allclose(cpu.values, gpu.values.cpu(), atol=1e-3)
 
 
+@needs_gpu
 def test_maps_and_masks():
     generator = torch.Generator().manual_seed(0)
     relevance = torch.randn(3, 16, 16, generator=generator)
@@ -55,6 +58,7 @@ def test_maps_and_masks():
         assert torch.allclose(cpu, gpu.cpu())
 
 
+@needs_gpu
 def test_sanity():
     model, x = tiny_models.timm_vit(), tiny_models.images()
     relevance = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -65,3 +69,39 @@ def test_sanity():
     target = torch.tensor([0, 1]).cuda()
     assert ev.random_logit(lambda z, t: z.sum(1), x.cuda(), target, 5).device.type == "cuda"
     assert (ev.sensitivity_max(lambda z, t: torch.ones_like(z), x.cuda(), target, samples=2) == 0).all()
+
+
+class OnMps(torch.Tensor):
+    """A tensor that says it lies on MPS, and refuses float64 as that device does."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.device.__get__:
+            return torch.device("mps")
+        if function is torch.Tensor.cpu:
+            with torch._C.DisableTorchFunctionSubclass():
+                return args[0].as_subclass(torch.Tensor)
+        if function is torch.Tensor.double or any(a is torch.float64 for a in (*args, *(kwargs or {}).values())):
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_a_device_without_float64_gives_way_to_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    relevance = torch.randn(3, 16, 16, generator=generator)
+    mask = (torch.rand(3, 16, 16, generator=generator) < 0.4).long()
+    there = relevance.as_subclass(OnMps), mask.as_subclass(OnMps)
+    with pytest.raises(TypeError, match="float64"):
+        there[0].double()
+    for metric in (ev.segmentation_scores, ev.pointing_game, ev.relevance_mass, ev.relevance_rank):
+        expected, found = metric(relevance, mask), metric(*there)
+        assert torch.equal(*(x["ap"] if metric is ev.segmentation_scores else x for x in (expected, found)))
+        assert type(found) is not OnMps
+    assert torch.equal(ev.sparseness(there[0]), ev.sparseness(relevance))
+    assert torch.equal(ev.complexity(there[0]), ev.complexity(relevance))
+    assert torch.equal(
+        ev.rank_correlation(there[0], there[0].flip(0)), ev.rank_correlation(relevance, relevance.flip(0))
+    )
+    expected = ev.class_discrimination(relevance, relevance.flip(0), mask, 1 - mask)
+    found = ev.class_discrimination(there[0], there[0].flip(0), there[1], 1 - there[1])
+    assert torch.equal(found["both"], expected["both"])

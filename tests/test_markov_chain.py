@@ -39,6 +39,8 @@ def test_dirty_chains_raise(entry):
     negative[1, 0] = -0.001
     with pytest.raises(ArgumentError, match=r"expected non-negative entries, got a negative one in row \((0, )?1,?\)"):
         entry(negative)
+    with pytest.raises(ArgumentError, match="expected numbers, got a tensor on the meta device"):
+        entry(torch.eye(5, device="meta"))
     with pytest.raises(ArgumentError, match=r"expected rows that sum to 1 within 0.01 .*\(it sums to 1.03\)"):
         entry(1.03 * torch.eye(5))
     with pytest.raises(ArgumentTypeError, match=r"expected a floating point tensor, got torch.int64"):

@@ -25,9 +25,14 @@ def widen(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.device))
 
 
+def where_precise(x: Tensor) -> Tensor:
+    """`x` on a device that has float64: its own, or the CPU in place of MPS."""
+    return x.cpu() if wide_dtype(x.device) != torch.float64 else x
+
+
 def precise(x: Tensor) -> Tensor:
     """`x` in float64, on the CPU if its own device has none."""
-    return (x.cpu() if x.device.type == "mps" else x).double()
+    return where_precise(x).double()
 
 
 def epsilon(x: Tensor) -> float:
