@@ -76,7 +76,7 @@ class OnMps(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.device.__get__:
+        if function == torch.Tensor.device.__get__:  # made anew at each access
             return torch.device("mps")
         if function is torch.Tensor.cpu:
             with torch._C.DisableTorchFunctionSubclass():
