@@ -171,14 +171,13 @@ def _model(model: "str | Model | TextModel", device: str | None) -> "Model | Tex
     from xattn.models.model import Model
     from xattn.models.text_model import TextModel
 
-    where = None if device is None else find_device(device)
     loaded: Model | TextModel
     if isinstance(model, str):
-        loaded = load(model, device=where or "cpu")
+        loaded = load(model, device=device or "cpu")
     elif isinstance(model, (Model, TextModel)):
         loaded = model
-        if where is not None:
-            loaded.module.to(where)
+        if device is not None:
+            loaded.module.to(find_device(device))
     else:
         raise ArgumentTypeError(
             f"model: expected a name or a loaded Model, got {type(model).__name__}; "

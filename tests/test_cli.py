@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import xattn.models
 from xattn import __version__, cli
+from xattn._device import find_device
 from xattn.attributions import methods
 from xattn.errors import WeightsError
 from xattn.models.image import Preprocess
@@ -31,9 +32,11 @@ def model():
 @pytest.fixture(autouse=True)
 def _models(monkeypatch, model):
     load = xattn.models.load
-    monkeypatch.setattr(
-        xattn.models, "load", lambda name, **options: model if name == "tiny" else load(name, **options)
-    )
+
+    def with_tiny(name, device="cpu"):
+        return model if name == "tiny" and find_device(device) else load(name, device=device)
+
+    monkeypatch.setattr(xattn.models, "load", with_tiny)
 
 
 @pytest.fixture

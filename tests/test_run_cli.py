@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import xattn.models
 from xattn import cli
+from xattn._device import find_device
 from xattn.evaluation import JUDGES, PRESETS
 from xattn.evaluation import runner as runner_module
 
@@ -15,9 +16,11 @@ from xattn.evaluation import runner as runner_module
 @pytest.fixture(autouse=True)
 def _model(monkeypatch):
     load = xattn.models.load
-    monkeypatch.setattr(
-        xattn.models, "load", lambda name, **options: tiny() if name == "tiny" else load(name, **options)
-    )
+
+    def with_tiny(name, device="cpu"):
+        return tiny() if name == "tiny" and find_device(device) else load(name, device=device)
+
+    monkeypatch.setattr(xattn.models, "load", with_tiny)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ def view(
 ) -> None:
     """Look at explanations in the browser."""
     with reporting(debug):
-        from xattn._device import find_device
         from xattn.app.server import serve
 
-        serve(model, host=host, port=port, most_mb=max_upload_mb, device=str(find_device(device)), browser=browser)
+        serve(model, host=host, port=port, most_mb=max_upload_mb, device=device, browser=browser)

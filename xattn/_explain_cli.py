@@ -132,14 +132,13 @@ def _explanations(
     is_text = model == "text"
     check_writable(out)
     (_check_sentences if is_text else _check_files)(contents)
-    from xattn._device import find_device
     from xattn.explain import choose_methods
     from xattn.explain import explain as explain_one
     from xattn.models import load
 
     names = _names(method)
     choose_methods(names)  # unknown names are refused before a model is loaded
-    loaded = load(model, device=find_device(device or "cpu"))
+    loaded = load(model, device=device or "cpu")
     explanations: list[Explanation] = []
     with progress(len(contents), names) as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what methods warn of is printed with their results

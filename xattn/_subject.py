@@ -16,6 +16,7 @@ from xattn.attributions._targets import logits_of
 from xattn.attributions.base import check_inputs
 from xattn.errors import ArgumentError, ArgumentTypeError, XattnError
 from xattn.explanation import ClassProbability
+from xattn.markov._numeric import wide_dtype
 from xattn.zero_shot import advising_zero_shot
 
 if TYPE_CHECKING:
@@ -133,8 +134,9 @@ class TextSubject(Subject):
     resolution = "token"
 
     def options(self, method: type) -> dict[str, Any]:
-        """Sentences are short, so relevance is propagated in float64, where no rounding decides."""
-        return {"precision": "float64"} if "precision" in signature(method).parameters else {}
+        """Sentences are short, so relevance is propagated in float64, where the device has it: no rounding decides."""
+        wide = wide_dtype(self.model.device) == torch.float64 and "precision" in signature(method).parameters
+        return {"precision": "float64"} if wide else {}
 
     def pixels(self, relevance: Tensor) -> Tensor:
         """Embeddings are summed over their width."""
@@ -187,7 +189,7 @@ def predict(logits: Tensor | None, subject: Subject, k: int = 5) -> tuple[ClassP
     """The k most probable classes; nothing where the output is no vector of class scores."""
     if logits is None or logits.ndim != 2 or logits.shape[1] < 2:
         return ()
-    top = logits[0].double().softmax(-1).topk(min(k, logits.shape[1]))
+    top = logits[0].cpu().double().softmax(-1).topk(min(k, logits.shape[1]))
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return tuple(ClassProbability(subject.class_name(index), index, value) for index, value in pairs)
 
