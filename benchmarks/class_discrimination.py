@@ -1,6 +1,6 @@
 """Which methods tell two objects in one scene apart? Rates with 95 % intervals on two-object demo scenes.
 
-    python -m benchmarks.class_discrimination --scenes 200 --out docs/class_discrimination.md
+    python -m benchmarks.class_discrimination --scenes 100 --out table.md
 
 Each scene shows two objects of different classes. A method is asked for each of them; the answer counts if more
 relevance lies on the asked object than on the other (mean over its pixels). Chance is 50 % per target; a map that
