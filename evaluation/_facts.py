@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from xattn.evaluation._plan import Plan, model_hash
-from xattn.evaluation._worker import versions
+from xattn._versions import versions
+from xattn.evaluation._plan import Plan
 from xattn.explain import configuration
 
 
@@ -12,7 +12,7 @@ def facts_of(plan: Plan, skipped: int) -> dict[str, Any]:
     return {
         "model": plan.model.name,
         "model_description": plan.model.description,
-        "model_hash": model_hash(plan.model),
+        "model_hash": plan.model_hash,
         "device": str(plan.model.device),
         "dataset": plan.dataset.name,
         "samples": plan.limit,

@@ -1,18 +1,16 @@
 """What a run consists of: chunks of samples, methods and protocols, and a file name for each of their crossings."""
 
-import hashlib
 import inspect
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
-from xattn import __version__
 from xattn._subject import find_subject
+from xattn._versions import versions
 from xattn.errors import ArgumentError
+from xattn.evaluation._digests import code_hash, model_hash, short_hash
 from xattn.evaluation._labels import Explained
 from xattn.evaluation._rows import SCHEMA, is_written
 from xattn.evaluation.datasets import Dataset, digest
@@ -79,6 +77,11 @@ class Plan:
         """The first seed."""
         return self.seeds[0]
 
+    @cached_property
+    def model_hash(self) -> str:
+        """Of the model; known to the workers, so that all rows of a run have the same."""
+        return model_hash(self.model)
+
     def build_methods(self, seed: int | None = None) -> dict[str, Any]:
         """Attribution objects by name, with the first seed unless another one is given."""
         seed = self.seed if seed is None else seed
@@ -92,19 +95,27 @@ class Plan:
     def jobs(self, out: Path) -> list[Job]:
         """All work of the run, whether done or not."""
         shared = {
-            "xattn": __version__,
+            "versions": versions(),
             "columns": str(SCHEMA),
-            "model": [self.model.name, model_hash(self.model)],
+            "model": [self.model.name, self.model_hash],
             "dataset": [self.dataset.name, list(self.dataset.classes)],
             "target": self.explained,
             "chunk": self.chunk_size,
             "broken": self.skip_broken,
         }
+        judging = {judge.name: code_hash(judge.function) for judge in self.judges}
         keys = {
             (name, judge.name, seed): short_hash(
-                {**shared, "seed": seed, "name": name, "method": configuration(method), **judge.configuration()}
+                {
+                    **shared,
+                    "seed": seed,
+                    "name": name,
+                    "method": facts,
+                    "code": [code, judging[judge.name]],
+                    **judge.configuration(),
+                }
             )
-            for name, seed, method in self._seeded()
+            for name, seed, facts, code in self._seeded()
             for judge in self.judges
             if seed == self.seed or judge.is_random or is_random(self.methods[name])
         }
@@ -119,10 +130,13 @@ class Plan:
             jobs.append(Job(start, stop, units))
         return jobs
 
-    def _seeded(self) -> Iterator[tuple[str, int, Any]]:
-        """Name, seed and attribution object, all seeds of a method one after the other."""
+    def _seeded(self) -> Iterator[tuple[str, int, dict[str, Any], str]]:
+        """Name, seed, configuration and code of methods, all seeds of a method one after the other."""
         built = {seed: self.build_methods(seed) for seed in self.seeds}
-        return ((name, seed, built[seed][name]) for name in self.methods for seed in self.seeds)
+        for name in self.methods:
+            for seed in self.seeds:
+                method = built[seed][name]
+                yield name, seed, configuration(method), code_hash(method, getattr(method, "forward_func", None))
 
 
 def remaining(jobs: Iterable[Job]) -> list[Job]:
@@ -166,23 +180,6 @@ def check_needs(model: AnyModel, judges: Sequence[Judge], dataset: Dataset, expl
             )
     if explained == "label" and not dataset.has_labels:
         raise ArgumentError(f'target: "label" needs labels, and {dataset.name!r} has none')
-
-
-def model_hash(model: AnyModel) -> str:
-    """Sixteen hexadecimal digits that change with weights, their type, preprocessing or classes."""
-    state = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(model.module.state_dict().items()):
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        content = tensor.detach().cpu().contiguous().reshape(-1)
-        state.update(memoryview(content.view(torch.uint8).numpy()) if content.numel() else b"")
-    reading = (model.transform, model.layout) if isinstance(model, Model) else (model.tokenizer.pieces,)
-    state.update(repr((type(model.module).__qualname__, model.classes, *reading)).encode())
-    return state.hexdigest()
-
-
-def short_hash(facts: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits of a JSON-like mapping."""
-    return digest(json.dumps(facts, sort_keys=True, default=repr))
 
 
 def _safe(name: str) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xattn._versions import versions
 from xattn.errors import CaptureError, LayoutError, UnsupportedModelError
 from xattn.evaluation._chunk import AnyChunk, make_chunk
-from xattn.evaluation._plan import Job, Plan, Unit, is_random, model_hash
+from xattn.evaluation._plan import Job, Plan, Unit, is_random
 from xattn.evaluation._rows import Part
 from xattn.evaluation.datasets import BrokenSampleError, Sample
 from xattn.evaluation.judges import Measured
@@ -36,7 +37,7 @@ class Worker:
         self.judges = {judge.name: judge for judge in plan.judges}
         self.constants = {
             "model": plan.model.name,
-            "model_hash": model_hash(plan.model),
+            "model_hash": plan.model_hash,
             "dataset": plan.dataset.name,
             "versions": json.dumps(versions()),
         }
@@ -143,19 +144,6 @@ def _rows(chunk: AnyChunk, measured: Mapping[str, Measured], facts: Mapping[str,
                 "fractions": fractions,
                 "curve": None if curves is None else curves[i],
             }
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": sys.version.split()[0]}
-    for package in ("xattn", "torch", "captum", "timm", "transformers", "torchvision", "numpy", "scipy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def peak_memory(device: torch.device) -> float:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from xattn._layers import Layers
 from xattn._subject import Given, Subject, Target, find_subject, find_target, predict
+from xattn._versions import versions
 from xattn.attributions import TransformerAttribution, find_method
 from xattn.attributions import methods as registered
 from xattn.attributions._shared import SharedPasses
@@ -124,7 +124,7 @@ def explain(
         seconds=seconds,
         skipped=skipped,
         warnings=warned,
-        versions=_versions(),
+        versions=versions(),
         **given.shown,
     )
 
@@ -235,16 +235,6 @@ def _warnings_into(caught: list[str]) -> Iterator[None]:
         if issubclass(entry.category, UserWarning):
             caught.append(str(entry.message))
         warnings.warn_explicit(entry.message, entry.category, entry.filename, entry.lineno)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("xattn", "torch", "captum", "timm", "transformers", "torchvision"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 class _CallableModule(ModuleType):
