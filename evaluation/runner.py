@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import torch
+
 from xattn._device import find_device
 from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.evaluation import _judges_mask as _judges_mask
@@ -22,6 +24,7 @@ from xattn.evaluation.engines import Engine, find_engine
 from xattn.evaluation.judges import Judge, find_judge
 from xattn.evaluation.results import Results
 from xattn.explain import MethodLike, choose_methods
+from xattn.markov._numeric import plain
 
 if TYPE_CHECKING:
     from xattn.models.model import Model
@@ -122,10 +125,22 @@ def _run(plan: Plan, jobs: Sequence[Job], engine: Engine, progress: bool) -> Non
     done = sum(len(job.units) for job in jobs) - sum(len(job.units) for job in left)
     if not left:
         return
-    with _bar(sum(len(job.units) for job in jobs), done, progress) as advance:
+    with _plain_torch(plan.model.device.type), _bar(sum(len(job.units) for job in jobs), done, progress) as advance:
         for unit, part in engine.run(plan, left):
             write_part(unit.path, part)
             advance(f"{unit.method}: {unit.protocol}")
+
+
+@contextmanager
+def _plain_torch(device_type: str) -> Iterator[None]:
+    """Rows do not depend on what is around the call: neither inference mode nor autocast, gradients, and float32."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), plain(device_type), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Runs: rows equal direct calls, nothing is mixed, nothing is lost, and what cannot be used is counted."""
 
+import contextlib
 import errno
 import os
 
@@ -358,6 +359,43 @@ def test_a_model_that_works_in_place_is_judged_as_any_other(scenes, tmp_path):
 
     for batch_size in (1, 8):
         assert run(lambda x: x.mul_(2), batch_size=batch_size) == run(lambda x: x * 2, batch_size=batch_size)
+
+
+class Differentiated:
+    """Input times gradient, as a user would write it."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def attribute(self, inputs, target=None):
+        scores = self.model(inputs).gather(1, target[:, None]).sum()
+        return inputs * torch.autograd.grad(scores, inputs)[0]
+
+
+@pytest.mark.parametrize("around", ["inference", "autocast", "no gradient", "float64"])
+def test_rows_do_not_depend_on_what_is_around_the_call(model, scenes, tmp_path, around):
+    methods = {"tokenrank": TokenRank, "own": Differentiated(model)}
+
+    def run(out):
+        rows = benchmark(model, scenes, methods, ["token-masking", "infidelity"], out, limit=2).rows
+        return same(rows) + same(benchmark(model, scenes, TokenRank, ["sensitivity"], out, limit=2).rows)
+
+    expected = run(tmp_path / "plain")
+    contexts = {
+        "inference": torch.inference_mode(),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+        "no gradient": torch.no_grad(),
+    }
+    torch.set_default_dtype(torch.float64 if around == "float64" else torch.float32)
+    try:
+        with contexts.get(around, contextlib.nullcontext()):
+            assert run(tmp_path / "around") == expected
+            assert torch.is_inference_mode_enabled() == (around == "inference")
+            assert torch.is_autocast_enabled("cpu") == (around == "autocast")
+            assert torch.is_grad_enabled() == (around in ("autocast", "float64"))
+        assert torch.get_default_dtype() == (torch.float64 if around == "float64" else torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_protocol_that_fails_is_named(model, scenes, tmp_path):
