@@ -1,5 +1,6 @@
 """The viewer without a browser: uploads, models, walks, curves and files."""
 
+import asyncio
 import json
 import struct
 import subprocess
@@ -179,6 +180,17 @@ class TestShelf:
             assert used is model
         release.set()
         thread.join()
+
+    def test_after_the_end_no_computation_begins(self, models):
+        store, inside = shelf.ModelShelf(), threading.Event()
+
+        def use():
+            with store.use("tiny"):
+                inside.set()
+
+        store.close()
+        threading.Thread(target=use, daemon=True).start()
+        assert not inside.wait(0.1)
 
     def test_the_ones_used_last_stay(self, models):
         store = shelf.ModelShelf(kept=2)
@@ -463,6 +475,18 @@ class TestCommand:
         result = CliRunner().invoke(cli.app, ["app", "--max-upload-mb", "0"])
         assert result.exit_code == 1
         assert "expected a positive number" in result.output
+
+    def test_clicks_are_answered_in_order_and_none_is_left_out(self, tmp_path):
+        pytest.importorskip("gradio", reason='gradio is not installed: pip install "xattn[app]"')
+
+        async def make():  # gradio asks for an event loop
+            return server.make_page(shelf.ModelShelf(), tmp_path, "demo", 1)
+
+        blocks = asyncio.run(make())
+        answers = {fn.fn.__name__: fn for fn in blocks.fns.values() if fn.fn is not None}
+        for name in ("_explain", "_follow", "_predict", "_walk"):
+            assert (answers[name].trigger_mode, answers[name].concurrency_limit) == ("multiple", 1), name
+        assert len({answers[name].concurrency_id for name in ("_follow", "_walk", "_slide")}) == 1
 
     def test_the_library_does_not_import_gradio(self):
         code = "import sys, xattn, xattn.cli, xattn.app.server; sys.exit('gradio' in sys.modules)"

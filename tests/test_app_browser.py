@@ -44,7 +44,8 @@ LIMIT_MB = 1
 
 # The server, with a record of what it writes outside its temporary folder and whom it talks to.
 SERVER = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 record, allowed = open(sys.argv[1], "a", buffering=1), sys.argv[2]
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, bytes)) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -221,8 +222,15 @@ def choose(page, number, name):
         says(page, name)
 
 
+def drawn(page, selector):
+    """Waits until there is something to click at: an image that is still being fetched has no size."""
+    there = "one => { const image = document.querySelector(one); return image?.complete && image.naturalWidth > 0 }"
+    page.wait_for_function(there, arg=f"{selector} img", polling=50)
+
+
 def click(page, selector, x, y):
     """Clicks at a share of an image's width and height."""
+    drawn(page, selector)
     image = page.locator(f"{selector} img")
     box = image.bounding_box()
     image.click(position={"x": x * box["width"], "y": y * box["height"]})
@@ -266,6 +274,15 @@ def test_an_example_and_another_class(page, model):
     assert page.locator("#says .says span").first.inner_text() == "ring"
 
 
+def test_of_quick_choices_the_last_one_wins(page):
+    for number in (0, 3, 1):
+        page.locator("#examples button.thumbnail-item").nth(number).click()
+    says(page, "mushroom")
+    tab(page, "Prediction per layer")
+    page.wait_for_selector("#predictions img[alt*='of mushroom']")
+    assert page.locator("#says .says span").first.inner_text() == "mushroom"
+
+
 def test_methods_are_chosen(page):
     box = page.locator("#methods input")
     box.click()
@@ -298,7 +315,7 @@ def test_of_quick_clicks_the_last_one_wins(page):
     page.wait_for_selector("#frame img")
     image = page.locator("#tokens img")
     image.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelector('#tokens img').complete")
+    drawn(page, "#tokens")
     box = image.bounding_box()
     for column in range(4):
         page.mouse.click(box["x"] + (column + 0.5) / 12 * box["width"], box["y"] + 2.5 / 12 * box["height"])
@@ -455,3 +472,16 @@ def test_nobody_else_was_asked_and_nothing_written_elsewhere(page, visits, serve
     assert len(visits.asked) > 10
     assert visits.outside() == []
     assert server.record.read_text() == ""
+
+
+def test_it_stops_while_a_page_listens(browser, tmp_path):
+    running = Server(tmp_path)
+    visit = Visits(running, browser)
+    page = visit.open()
+    stream = next(url for url in visit.asked if "/queue/data" in url)
+    page.evaluate("async url => { window.stream = await fetch(url) }", stream)  # nothing comes that would end it
+    begun = time.monotonic()
+    running.close()
+    assert time.monotonic() - begun < 8
+    assert running.process.returncode == 0
+    assert "Traceback" not in (tmp_path / "log.txt").read_text()

@@ -29,7 +29,9 @@ class Events:
     """Ties clicks to answers. It keeps nothing about people: what they see travels in their own session.
 
     Whatever changes the picture, the class or the maps is one listener, whatever moves the walk another. Every click of
-    theirs is answered, in order: gradio's "always_last" would repeat the first click in place of the last.
+    theirs is answered, in order: gradio's "always_last" would repeat the first click in place of the last, its "once",
+    what `then` does unless told otherwise, would leave out what follows a click while the same of the click before is
+    running, and answers that are computed side by side can overtake each other.
     """
 
     def __init__(self, viewer: Viewer, parts: Parts, examples: Sequence[Example], first: Example) -> None:
@@ -45,14 +47,16 @@ class Events:
         judging = self._on([p.evaluate.click], self._evaluate, [p.seen], p.judging(), p.judged, trigger_mode="once")
         explaining = [blocks.load, p.examples.select, p.upload.upload, p.model.input, p.target.input, p.explain.click]
         asked = [p.upload, p.model, p.picture, p.seen, p.target, p.methods]
-        opened = self._on(explaining, self._explain, asked, p.explaining(), p.maps, cancels=[judging])
-        walked = opened.then(**self._call(self._follow, [p.seen, p.steps], p.walking(), p.frame))
-        walked.then(**self._call(self._predict, [p.seen, p.predicted], p.predicting(), p.predictions))
+        maps, walk, predict = map(_in_order, ("maps", "walk", "predict"))
+        opened = self._on(explaining, self._explain, asked, p.explaining(), p.maps, cancels=[judging], **maps)
+        walked = opened.then(**self._call(self._follow, [p.seen, p.steps], p.walking(), p.frame, **walk))
+        walked.then(**self._call(self._predict, [p.seen, p.predicted], p.predicting(), p.predictions, **predict))
         walking = [p.tokens.select, p.from_class.click, p.table.select, p.layer.input, p.head.input, p.direction.input]
         where = [p.layer, p.head, p.direction, p.bounces, p.seen, p.steps]
-        self._on(walking, self._walk, where, p.walking(), p.frame, concurrency_limit=1)
+        self._on(walking, self._walk, where, p.walking(), p.frame, **walk)
         slid = [p.bounces, p.seen, p.steps]
-        self._on([p.bounces.change], self._slide, slid, [p.message, p.frame], p.frame, trigger_mode="always_last")
+        frame = [p.message, p.frame]
+        self._on([p.bounces.change], self._slide, slid, frame, p.frame, trigger_mode="always_last", **walk)
         self._on([p.upload.click], self._clear, [], [p.message], p.message)
         for kind, button in p.saves.items():
             save = partial(self._save, kind)
@@ -70,16 +74,25 @@ class Events:
         **more: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         """Ties events to one answer; `busy` shows that something is being computed."""
-        return gr.on(triggers, **self._call(answer, inputs, outputs, busy), **{"trigger_mode": "multiple", **more})
+        return gr.on(triggers, **self._call(answer, inputs, outputs, busy, **more))
 
-    def _call(self, answer: Answer, inputs: list[Any], outputs: list[Any], busy: gr.HTML) -> dict[str, Any]:
+    def _call(
+        self,
+        answer: Answer,
+        inputs: list[Any],
+        outputs: list[Any],
+        busy: gr.HTML,
+        **more: Any,  # noqa: ANN401
+    ) -> dict[str, Any]:
         return {
+            "trigger_mode": "multiple",
             "fn": self._guarded(answer),
             "inputs": inputs,
             "outputs": outputs,
             "show_progress": "minimal",
             "show_progress_on": busy,
             "api_visibility": "private",
+            **more,
         }
 
     def _guarded(self, answer: Answer) -> Answer:
@@ -190,6 +203,11 @@ class Events:
         steps = steps if steps is not None and steps.fits(seen) else None
         path = self._viewer.save(seen, steps, curves, kind)
         yield {self._parts.file: gr.update(value=str(path)), self._parts.message: ""}
+
+
+def _in_order(name: str) -> dict[str, Any]:
+    """One after the other, across the listeners of that name: each finds in the session what came before it."""
+    return {"concurrency_limit": 1, "concurrency_id": name}
 
 
 def _came_from(event: gr.EventData, *parts: Any) -> bool:  # noqa: ANN401

@@ -3,16 +3,19 @@
 import os
 import socket
 import tempfile
+import time
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from xattn.errors import ArgumentError, MissingDependencyError
 
 if TYPE_CHECKING:
     import gradio as gr
+    from gradio.http_server import Server
 
     from xattn.app.shelf import ModelShelf
 
@@ -56,7 +59,10 @@ def serve(
         with shelf.use(model):
             pass  # a model that cannot be had is refused before a page is up
         blocks = make_page(shelf, folder, model, most_mb)
-        launch(blocks, host, port, most_mb, browser)
+        try:
+            launch(blocks, host, port, most_mb, browser)
+        finally:
+            shelf.close()
 
 
 def _check_address(host: str) -> None:
@@ -159,6 +165,20 @@ def launch(blocks: "gr.Blocks", host: str, port: int, most_mb: float, browser: b
     if browser:
         webbrowser.open(url)
     try:
-        blocks.block_thread()
+        while blocks.is_running:
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        terminal.say("Stopping the viewer")
     finally:
+        Thread(target=_hang_up, args=(blocks.server,), daemon=True).start()
         blocks.close(verbose=False)
+
+
+def _hang_up(server: "Server") -> None:
+    """Ends the connections of open pages, which would keep the server for as long as a page listens to its stream."""
+    while server.thread.is_alive():
+        if server.should_exit:  # no more of them are taken
+            for connection in list(server.server_state.connections):
+                with suppress(RuntimeError):  # the loop has just ended
+                    connection.loop.call_soon_threadsafe(connection.transport.close)
+        time.sleep(0.1)

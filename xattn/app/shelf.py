@@ -49,6 +49,10 @@ class ModelShelf:
         with self._computing:
             yield
 
+    def close(self) -> None:
+        """Waits for the computation that runs and lets no other begin: ended in its midst, torch aborts the process."""
+        self._computing.acquire()
+
     def _find(self, name: str) -> Model:
         """A model from the shelf; loading one, which can take long, keeps nobody from using the others."""
         name = name.strip() if isinstance(name, str) else ""
