@@ -441,6 +441,22 @@ def test_a_model_that_does_not_exist(page):
     page.wait_for_selector("#message .problem", state="detached")
 
 
+def test_looking_at_the_models_changes_nothing(page):
+    choose(page, 3, "ring")
+    page.locator("#target input").click()
+    page.get_by_role("option", name=re.compile("^star")).click()
+    page.wait_for_function("document.querySelector('#target input').value.startsWith('star')", polling=50)
+    page.locator("#model input").click()
+    page.locator("#says").click()
+    page.wait_for_timeout(2000)  # nothing is to happen, so there is nothing to wait for
+    page.locator("#methods input").click()
+    page.get_by_role("option", name="raw_attention").click()
+    page.keyboard.press("Escape")
+    page.locator("#explain").click()
+    page.wait_for_selector("#maps img[alt*='raw_attention']")
+    assert page.locator("#target input").input_value().startswith("star")
+
+
 def test_two_people_do_not_disturb_each_other(visits, model):
     one, two = visits.open(), visits.open()
     tab(one, "Walk over tokens")

@@ -126,6 +126,9 @@ class Events:
     ) -> Iterator[Update]:
         """Another picture, model or class, or other methods; a class is kept with its picture and model alone."""
         p = self._parts
+        if _came_from(event, p.model) and seen is not None and seen.model == model:
+            yield {p.message: ""}  # the box says so whenever it is left
+            return
         if _came_from(event, p.examples):
             picture = self._examples[event.index].picture
         elif _came_from(event, p.upload):
