@@ -34,7 +34,11 @@ def score_of(name: str, logits: Tensor, target: Tensor, clean: Tensor) -> Tensor
 
     Returns:
         (B, S) scores.
+
+    Raises:
+        ArgumentError: If a logit is NaN or infinite.
     """
+    check_logits(logits)
     if logits.shape[2] == 1:
         logits, clean = F.pad(logits, (0, 1)), F.pad(clean, (0, 1))
     index = target.view(-1, 1, 1).expand(-1, logits.shape[1], 1)
@@ -59,12 +63,10 @@ def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
 
     Raises:
         ArgumentTypeError: If the output holds no logits.
-        ArgumentError: If they do not have one row per input, or are NaN or infinite.
+        ArgumentError: If they do not have one row per input.
     """
-    # A model may work in place, and these rows are others' too. `Shared` knows them by their place in memory.
-    own = inputs if isinstance(forward, Shared) else inputs.clone()
     try:
-        logits = logits_of(forward(own))
+        logits = logits_of(forward(inputs))
     except RuntimeError as error:
         check_types(inputs, error)
         raise
@@ -75,10 +77,6 @@ def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
         raise ArgumentError(
             f"forward: expected logits ({inputs.shape[0]}, classes), got shape {tuple(logits.shape)}; "
             "wrap the model so that it returns one row per sample"
-        )
-    if bool((logits.isnan() | logits.isposinf()).any()):
-        raise ArgumentError(
-            "forward: expected numbers as its output, got NaN or infinity; its weights or inputs overflow"
         )
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -91,7 +89,22 @@ def batched_logits(forward: Callable[..., Any], inputs: Tensor, batch_size: int)
         ArgumentTypeError: If `batch_size` is no integer, or the model gives no logits.
     """
     check_integer("batch_size", batch_size, 1)
-    return torch.cat([call_logits(forward, part) for part in inputs.split(batch_size)])
+    # A model may work in place, and these rows are others' too. `Shared` knows them by their place in memory.
+    parts = inputs.split(batch_size) if isinstance(forward, Shared) else inputs.clone().split(batch_size)
+    return check_logits(torch.cat([call_logits(forward, part) for part in parts]))
+
+
+def check_logits(logits: Tensor) -> Tensor:
+    """The logits, if they are of use.
+
+    Raises:
+        ArgumentError: If one is NaN or infinite; minus infinity stands for a class that is ruled out.
+    """
+    if bool((logits.isnan() | logits.isposinf()).any()):
+        raise ArgumentError(
+            "forward: expected numbers as its output, got NaN or infinity; its weights or inputs overflow"
+        )
+    return logits
 
 
 def resolve_class(logits: Tensor, target: Target) -> Tensor:

@@ -177,7 +177,7 @@ def _without(removed: Tensor, tokens: Tokens, how: How) -> AbstractContextManage
 
 def _call(forward: Forward, images: Tensor, how: How) -> Tensor:
     try:
-        return call_logits(forward, images)
+        return call_logits(forward, images.clone())  # a model may work in place, and these are the caller's
     except RuntimeError as error:
         if how == "drop":
             raise UnsupportedModelError(

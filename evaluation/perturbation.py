@@ -19,7 +19,15 @@ from xattn.evaluation._ranking import (
     check_fractions,
     removal_rank,
 )
-from xattn.evaluation._scores import PUBLISHED_SCORES, SCORES, Score, batched_logits, resolve_class, score_of
+from xattn.evaluation._scores import (
+    PUBLISHED_SCORES,
+    SCORES,
+    Score,
+    batched_logits,
+    call_logits,
+    resolve_class,
+    score_of,
+)
 from xattn.evaluation._shapes import (
     Interpolation,
     Statistics,
@@ -35,6 +43,8 @@ from xattn.evaluation._shapes import (
 from xattn.evaluation._shared import recalled
 from xattn.evaluation._tokens import find_grid
 from xattn.evaluation.fill import Fill, Filler, make_fill
+
+_NUMBERS = 2**18  # in the pictures made at once, where these are small: few enough to stay in the cache
 
 Unit: TypeAlias = Literal["pixel", "patch"]
 Forward: TypeAlias = Callable[..., Any]
@@ -211,8 +221,8 @@ class _Pictures:
     def logits(self, removed: Tensor) -> Tensor:
         """Logits (S, B, C) for (S, B, H, W), 1 where a pixel is removed, else 0."""
         images = self.replace(removed)
-        found = batched_logits(self.forward, images.flatten(0, 1), self.batch_size)
-        return found.view(*images.shape[:2], -1)
+        parts = images.flatten(0, 1).split(self.batch_size)
+        return torch.cat([call_logits(self.forward, part) for part in parts]).view(*images.shape[:2], -1)
 
     def blank(self) -> Tensor:
         """Logits (B, C) with everything removed: the same for every map."""
@@ -230,7 +240,7 @@ def _logits(pictures: _Pictures, rank: Tensor, counts: Sequence[int], insert: bo
         logits[:, bare] = pictures.blank().unsqueeze(1)
     limits = torch.tensor(counts, dtype=rank.dtype, device=rank.device).view(-1, 1, 1, 1)
     first, last = (sum(count < least for count in counts) for least in (1, cells))
-    together = max(1, pictures.batch_size // len(rank))
+    together = max(1, pictures.batch_size // len(rank), _NUMBERS // pictures.inputs.numel())
     for start in range(first, last, together):
         steps = slice(start, min(start + together, last))
         # Ranks are whole numbers. This is rank < limit as 0 or 1, and faster on a CPU than to compare and convert.
