@@ -15,7 +15,7 @@ from xattn.attributions._forward import ForwardPass, Reducer, Request, run_forwa
 from xattn.attributions._resolution import Interpolation, Resolution, check_resolution, from_pixels, from_tokens
 from xattn.attributions._targets import Target, check_target_length, slice_target
 from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError, XattnError
-from xattn.layout import TokenLayout
+from xattn.layout import TokenLayout, check_layout
 
 TensorOrTuple = TypeVar("TensorOrTuple", Tensor, tuple[Tensor, ...])
 
@@ -63,8 +63,7 @@ class TransformerAttribution(Attribution, ABC):  # type: ignore[misc]  # captum 
     ) -> None:
         if not callable(forward_func):
             raise ArgumentTypeError(f"forward_func: expected a module or a callable, got {type(forward_func).__name__}")
-        if layout is not None and not isinstance(layout, TokenLayout):
-            raise ArgumentTypeError(f"layout: expected a TokenLayout or None, got {type(layout).__name__}")
+        check_layout(layout)
         check_layers(layers)
         super().__init__(forward_func)
         self.layers = layers

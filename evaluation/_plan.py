@@ -21,6 +21,8 @@ from xattn.models.text_model import TextModel
 
 AnyModel: TypeAlias = Model | TextModel
 
+_LONGEST = 60  # letters of a folder's name: at most 240 bytes
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -183,4 +185,5 @@ def check_needs(model: AnyModel, judges: Sequence[Judge], dataset: Dataset, expl
 
 
 def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+    """A name as that of a folder; two that become alike are told apart by the key inside."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)[:_LONGEST] or "_"

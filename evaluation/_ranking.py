@@ -46,9 +46,11 @@ def check_fractions(fractions: Sequence[float] | Tensor) -> list[float]:
         ArgumentTypeError: If they are no sequence of numbers.
     """
     try:
-        found = [] if isinstance(fractions, str) else [float(f) for f in fractions]
+        found = [float(f) for f in fractions]
     except (TypeError, ValueError):
         raise ArgumentTypeError(f"fractions: expected increasing numbers in 0..1, got {fractions!r}") from None
+    if isinstance(fractions, str):  # whose letters may be digits
+        raise ArgumentTypeError(f"fractions: expected increasing numbers in 0..1, got {fractions!r}")
     increasing = all(a < b for a, b in pairwise(found))
     if not found or not increasing or not (found[0] >= 0 and found[-1] <= 1):
         raise ArgumentError(f"fractions: expected increasing numbers in 0..1, got {found}")

@@ -73,7 +73,7 @@ def call_logits(forward: Callable[..., Any], inputs: Tensor) -> Tensor:
     if logits is None:
         raise ArgumentTypeError("forward: expected logits or an output with .logits; wrap the model accordingly")
     logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
-    if logits.ndim != 2 or logits.shape[0] != inputs.shape[0]:
+    if logits.ndim != 2 or logits.shape[0] != inputs.shape[0] or not logits.shape[1]:
         raise ArgumentError(
             f"forward: expected logits ({inputs.shape[0]}, classes), got shape {tuple(logits.shape)}; "
             "wrap the model so that it returns one row per sample"

@@ -134,7 +134,8 @@ def patch_map(relevance: Tensor, like: Tensor, grid: tuple[int, int] | None) -> 
                 "pass grid=(h, w)"
             )
         grid = (maps.shape[1], maps.shape[2])
-    if len(grid) != 2 or min(grid) < 1 or size[0] % grid[0] or size[1] % grid[1]:
+    pair = isinstance(grid, (tuple, list)) and len(grid) == 2 and all(isinstance(n, int) for n in grid)
+    if not pair or min(grid) < 1 or size[0] % grid[0] or size[1] % grid[1]:
         raise ArgumentError(f"grid: expected (h, w) that divides {size}, got {grid}")
     if tuple(maps.shape) == (like.shape[0], *grid):
         return maps
@@ -154,6 +155,7 @@ def normalisation(
 
     Raises:
         ArgumentError: If only one is given, their length is neither 1 nor C, or a deviation is not positive.
+        ArgumentTypeError: If they are no numbers.
     """
     if mean is None and std is None:
         mean, std = (forward.mean, forward.std) if isinstance(forward, Model) else ((0.0,), (1.0,))
@@ -162,7 +164,10 @@ def normalisation(
     channels = inputs.shape[1]
     found = []
     for name, value in (("mean", mean), ("std", std)):
-        tensor = torch.as_tensor(value, dtype=inputs.dtype, device=inputs.device).reshape(-1)
+        try:
+            tensor = torch.as_tensor(value, dtype=inputs.dtype, device=inputs.device).reshape(-1)
+        except (TypeError, ValueError, RuntimeError):
+            raise ArgumentTypeError(f"{name}: expected numbers, one per channel, got {value!r:.60}") from None
         if tensor.numel() not in (1, channels):
             raise ArgumentError(f"{name}: expected 1 or {channels} values, got {tensor.numel()}")
         if not bool(tensor.isfinite().all()) or (name == "std" and not bool((tensor > 0).all())):

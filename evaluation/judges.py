@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from xattn.errors import ArgumentError, ArgumentTypeError
@@ -159,6 +160,8 @@ class Judge:
                     raise ArgumentTypeError(f"{expected}, got {_described(value)} as {part} of {name!r}")
                 if tuple(value.shape) != shape:
                     raise ArgumentError(f"{expected}; expected {part} {shape} of {name!r}, got {tuple(value.shape)}")
+                if part in ("undefined", "constant") and value.dtype != torch.bool:
+                    raise ArgumentTypeError(f"{expected}; expected {part} of {name!r} to be bool, got {value.dtype}")
                 if value.is_complex():
                     raise ArgumentTypeError(f"{expected}, got {value.dtype} as {part} of {name!r}")
         if self.is_foreign:  # those of xattn may have another range by their options, as `score="logit"`

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from xattn.errors import ArgumentError
-from xattn.evaluation._shapes import mask_of, pixel_map
+from xattn.evaluation._shapes import check_integer, mask_of, pixel_map
 
 
 def pointing_game(relevance: Tensor, mask: Tensor, *, tolerance: int = 0) -> Tensor:
@@ -96,8 +96,7 @@ def class_discrimination(
 def _flat(relevance: Tensor, mask: Tensor, tolerance: int = 0) -> tuple[Tensor, Tensor]:
     """Maps (B, n), float64, and object (B, n) bool."""
     mask = mask_of(mask)
-    if tolerance < 0:
-        raise ArgumentError(f"tolerance: expected a number of pixels, got {tolerance}")
+    check_integer("tolerance", tolerance, 0)
     inside = mask != 0
     if tolerance:
         widened = torch.nn.functional.max_pool2d(inside.float(), 2 * tolerance + 1, stride=1, padding=tolerance)

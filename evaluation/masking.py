@@ -15,13 +15,21 @@ from xattn.errors import ArgumentError, UnsupportedModelError
 from xattn.evaluation._curve import Curve
 from xattn.evaluation._ranking import ALL_FRACTIONS, Order, cells_removed, check_fractions, removal_rank
 from xattn.evaluation._scores import SCORES, Score, batched_logits, call_logits, resolve_class, score_of
-from xattn.evaluation._shapes import Statistics, check_choice, check_images, constant_maps, patch_map, sum_channels
+from xattn.evaluation._shapes import (
+    Statistics,
+    check_choice,
+    check_forward,
+    check_images,
+    constant_maps,
+    patch_map,
+    sum_channels,
+)
 from xattn.evaluation._shared import recalled, unshared
 from xattn.evaluation._token_ops import hidden_keys, only_tokens
 from xattn.evaluation._tokens import Tokens, find_tokens
 from xattn.evaluation.fill import Fill
 from xattn.evaluation.perturbation import Forward, Removal, perturbation_curves
-from xattn.layout import TokenLayout
+from xattn.layout import TokenLayout, check_layout
 
 How: TypeAlias = Literal["fill", "drop", "attention"]
 
@@ -77,7 +85,9 @@ def token_masking(
     """
     check_choice("how", how, get_args(How))
     check_choice("score", score, SCORES)
+    check_forward(forward)
     check_images(inputs)
+    check_layout(layout)
     if how == "fill":
         grid = grid or (layout.grid if layout else None)
         chosen = ALL_FRACTIONS if fractions is None else fractions

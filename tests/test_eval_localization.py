@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xattn.errors import ArgumentError
+from xattn.errors import ArgumentError, ArgumentTypeError
 from xattn.evaluation import class_discrimination, pointing_game, relevance_mass, relevance_rank
 
 MASK = torch.tensor([[[1, 1, 0], [0, 0, 0], [0, 0, 0]]])
@@ -24,6 +24,8 @@ def test_tolerance_widens_the_object():
     assert pointing_game(relevance, MASK, tolerance=1).item() == 1
     with pytest.raises(ArgumentError, match="tolerance"):
         pointing_game(relevance, MASK, tolerance=-1)
+    with pytest.raises(ArgumentTypeError, match=r"tolerance: expected an integer, got 1\.5"):
+        pointing_game(relevance, MASK, tolerance=1.5)
 
 
 def test_ties_count_by_their_part_on_the_object():

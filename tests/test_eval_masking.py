@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from xattn.errors import ArgumentError, UnsupportedModelError
+from xattn.errors import ArgumentError, ArgumentTypeError, UnsupportedModelError
 from xattn.evaluation import control_maps, perturbation, token_masking
 from xattn.evaluation._token_ops import hidden_keys
 
@@ -167,8 +167,10 @@ def test_wrong_arguments_are_named(vit):
         ({"grid": (2, 2), "how": "drop"}, "grid"),
         ({"relevance": torch.zeros(2, 3, 3), "how": "drop"}, "relevance"),
         ({"fractions": [2.0], "how": "drop"}, "fractions"),
+        ({"layout": "vit", "how": "drop"}, "layout: expected a TokenLayout or None, got str"),
+        ({"forward": "demo", "how": "drop"}, "forward: expected a module"),
     ):
-        with pytest.raises(ArgumentError, match=names):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=names):
             token_masking(**{"forward": vit, "inputs": x, "relevance": relevance(), **change})
 
 

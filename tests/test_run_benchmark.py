@@ -398,6 +398,17 @@ def test_rows_do_not_depend_on_what_is_around_the_call(model, scenes, tmp_path, 
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("name", ["a/b", "..", " ", "n" * 300, "✓ü" * 100, "a|b<b>$_&%"])
+def test_names_of_any_kind_stay_in_the_folder(model, scenes, tmp_path, name):
+    judge = Judge(name, lambda chunk, relevance: {"area": Measured(relevance.double().mean((1, 2)))}, (ABOUT,))
+    results = benchmark(model, scenes, {name: TokenRank}, [judge], tmp_path / "out", limit=2)
+    assert set(results.rows.column("method").to_pylist()) == set(results.rows.column("protocol").to_pylist()) == {name}
+    assert len(list((tmp_path / "out" / "rows").glob("*/*/*/*.parquet"))) == 1
+    before = model.module.rows
+    benchmark(model, scenes, {name: TokenRank}, [judge], tmp_path / "out", limit=2)
+    assert model.module.rows == before
+
+
 def test_a_protocol_that_fails_is_named(model, scenes, tmp_path):
     def broken(chunk, relevance):
         return 1 / 0
@@ -423,6 +434,11 @@ ONES = torch.ones(2, dtype=torch.float64)
         ({"areas": Measured(ONES)}, ArgumentError, "the metrics declared are 'area', got 'areas'"),
         ({"area": Measured(ONES), "more": Measured(ONES)}, ArgumentError, "got 'area', 'more'"),
         ({}, ArgumentError, "got none"),
+        (
+            {"area": Measured(ONES, undefined=ONES)},
+            ArgumentTypeError,
+            "expected undefined of 'area' to be bool",
+        ),
         ({"area": Measured(ONES * 1j)}, ArgumentTypeError, "got torch.complex128 as values of 'area'"),
     ],
 )

@@ -111,6 +111,16 @@ class TokenLayout:
         return self.num_prefix + row * self.grid[1] + column
 
 
+def check_layout(layout: object) -> None:
+    """Refuse anything but a layout or None.
+
+    Raises:
+        ArgumentTypeError: For another thing.
+    """
+    if layout is not None and not isinstance(layout, TokenLayout):
+        raise ArgumentTypeError(f"layout: expected a TokenLayout or None, got {type(layout).__name__}")
+
+
 def is_size(value: object) -> bool:
     """Whether it is (height, width), two positive integers."""
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from xattn.errors import ArgumentError, ArgumentTypeError
-from xattn.layout import TokenLayout
+from xattn.layout import TokenLayout, check_layout
 from xattn.models.classifier import Classifier
 from xattn.models.image import ImageLike, Preprocess
 
@@ -55,8 +55,7 @@ class Model(Classifier):
         super().__post_init__()
         if not isinstance(self.transform, Preprocess):
             raise ArgumentTypeError(f"transform: expected a Preprocess, got {type(self.transform).__name__}")
-        if self.layout is not None and not isinstance(self.layout, TokenLayout):
-            raise ArgumentTypeError(f"layout: expected a TokenLayout or None, got {type(self.layout).__name__}")
+        check_layout(self.layout)
 
     @property
     def mean(self) -> tuple[float, ...]:
