@@ -464,6 +464,33 @@ class TestFiles:
             view.save(seen, None, [], "exe")
 
 
+class TestAnswers:
+    def test_what_follows_by_itself_wipes_no_message_of_a_later_click(self, view, picture):
+        pytest.importorskip("gradio", reason='gradio is not installed: pip install "xattn[app]"')
+        import gradio as gr
+
+        from xattn.app.answers import Answers
+        from xattn.app.page import lay_out
+
+        async def make():  # gradio asks for an event loop
+            with gr.Blocks():
+                return lay_out(["tiny"], "tiny", [], 1)
+
+        parts = asyncio.run(make())
+        answers = Answers(view, parts)
+        seen = view.explain("tiny", picture, METHODS)
+        steps = view.step(seen, seen.first_walk())
+        curves = list(view.curves(seen))
+        followed = [
+            answers.walked(seen, steps, None),
+            answers.predictions(seen),
+            *(answers.judged(seen, found) for found in curves),
+        ]
+        assert all(parts.message not in update for update in followed)
+        asked = [answers.explained(picture, seen), answers.walked(seen, steps, 2), answers.judged(seen, [])]
+        assert all(update[parts.message] == "" for update in asked)
+
+
 class TestCommand:
     def test_without_gradio_the_extra_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "gradio", None)

@@ -146,7 +146,7 @@ class Visits:
 
     def open(self):
         page = self._browser.new_context(viewport={"width": 1400, "height": 1000}).new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)  # a busy machine takes its time
         page.on("request", lambda request: self.asked.append(request.url))
         page.on("pageerror", lambda error: self.failed.append(str(error)))
         page.goto(self._server.url)

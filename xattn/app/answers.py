@@ -43,14 +43,17 @@ class Answers:
         }
 
     def walked(self, seen: Seen, steps: Steps, n: int | None) -> Update:
-        """A walk: the token, one frame, the heads, and the first step; n None puts the slider to one bounce."""
+        """A walk: the token, one frame, the heads, and the first step.
+
+        Without `n`, nobody asked for it, it follows a new picture: the slider is put to one bounce, and what the page
+        says stays, since it may be the answer to a later click.
+        """
         p, walk, found = self._parts, steps.walk, seen.walkable()
         layout, lambda2 = found.layout, found.lambda2
         heads = found.heads(walk.layer)
         with self._viewer.shelf.alone():
             first = figures.attention_figure(seen.image, steps.attention, walk, layout)
             update = {
-                p.message: "",
                 p.steps: steps,
                 p.tokens: drawing.token_picture(seen.image, layout, walk.start),
                 p.table: drawing.head_table(lambda2, walk.layer, walk.head),
@@ -60,8 +63,7 @@ class Answers:
                 p.attention: drawing.as_html(first, f"First step {figures.walk_name(walk, layout)}")
                 + _elsewhere(steps, found),
             }
-        if n is None:
-            update[p.bounces] = 1
+        update |= {p.bounces: 1} if n is None else {p.message: ""}
         return {**update, **self.frame(seen, steps, 1 if n is None else n)}
 
     def frame(self, seen: Seen, steps: Steps, n: int) -> Update:
@@ -93,9 +95,9 @@ class Answers:
         """How far the curves are, and once both of a map are there, the figure."""
         p, total = self._parts, len(ORDERS) * len(seen.explanation.maps)
         bar = f'<progress value="{len(curves)}" max="{total}"></progress><p>{len(curves)} of {total} curves</p>'
-        update = {p.message: "", p.progress: bar if len(curves) < total else ""}
+        update = {p.progress: bar if len(curves) < total else ""}
         if not curves or len(curves) % len(ORDERS):
-            return update if curves else {**update, p.judged: "", p.curves: []}
+            return update if curves else {**update, p.message: "", p.judged: "", p.curves: []}
         with self._viewer.shelf.alone():
             figure = figures.curves_figure(curves, seen.explanation.target_name)
             shown = drawing.as_html(figure, "Perturbation curves of the maps") + report.areas_table(curves)
