@@ -44,6 +44,6 @@ def peak(build, depth):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_peak_memory_is_flat_in_depth(name):
-    shallow, deep = (peak(METHODS[name], depth) for depth in (2, 8))
+    shallow, deep = (peak(METHODS[name], depth) for depth in (3, 8))
     assert shallow > ONE_LAYER
     assert deep - shallow < ONE_LAYER / 2
