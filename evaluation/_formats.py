@@ -3,7 +3,6 @@
 import csv
 import html
 import io
-import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -23,7 +22,13 @@ _CSV = (
     *("seeds", "deviation_over_seeds"),
 )
 _BETTER = {True: "higher", False: "lower", None: ""}
-_LATEX = re.compile(r"[&%$#_{}]")
+_MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*<|"})
+_SYMBOLS = str.maketrans({"↑": r"$\uparrow$", "↓": r"$\downarrow$", "≈": r"$\approx$", "±": r"$\pm$"})
+_LATEX = _SYMBOLS | str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {letter: f"${letter}$" for letter in "<>|"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+)
 
 
 def lines(summary: Summary, cell: Callable[[Cell], Shown]) -> tuple[list[str], list[list[Shown | str]]]:
@@ -73,8 +78,13 @@ def to_markdown(summary: Summary) -> str:
     for protocol, table in summary.by_protocol().items():
         head, body = lines(table, lambda cell: marked(cell, lambda text: f"**{text}**"))
         ruler = ["---", *("---:" for _ in head[1:])]
-        rows = ["| " + " | ".join(part.replace("|", "\\|") for part in row) + " |" for row in (head, ruler, *body)]
-        parts += [f"### {protocol}", "", *rows, ""]
+        named = [
+            [part.translate(_MARKDOWN) for part in head],
+            ruler,
+            *([row[0].translate(_MARKDOWN), *row[1:]] for row in body),
+        ]
+        rows = [f"| {' | '.join(row)} |" for row in named]
+        parts += [f"### {protocol.translate(_MARKDOWN)}", "", *rows, ""]
     return "\n".join([*parts, caption(summary), ""])
 
 
@@ -148,16 +158,8 @@ def _csv_row(name: str, column: Column, cell: Cell) -> Sequence[object]:
 
 
 def _escape(text: str) -> str:
-    return _symbols(_LATEX.sub(lambda found: "\\" + found[0], text))
+    return text.translate(_LATEX)
 
 
 def _symbols(text: str) -> str:
-    for symbol, command in (
-        ("↑", r"$\uparrow$"),
-        ("↓", r"$\downarrow$"),
-        ("≈", r"$\approx$"),
-        ("±", r"$\pm$"),
-        ("<", "$<$"),
-    ):
-        text = text.replace(symbol, command)
-    return text
+    return text.translate(_SYMBOLS)

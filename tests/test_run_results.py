@@ -1,6 +1,7 @@
 """Tables, formats and the report: statistics equal scipy's, and nothing is left out or malformed."""
 
 import csv
+import html
 import io
 from html.parser import HTMLParser
 
@@ -166,10 +167,10 @@ def test_correctly_classified_images_only(results):
 
 def test_formats(results, tmp_path):
     markdown = results.to_markdown(tmp_path / "t.md").read_text()
-    assert r"| <odd> & \|names\|_ | " in markdown
+    assert r"| \<odd> & \|names\|_ | " in markdown
     assert "### perturbation" in markdown
     latex = results.to_latex(tmp_path / "t.tex").read_text()
-    assert r"<odd> \& |names|\_ &".replace("<", "$<$") in latex
+    assert r"$<$odd$>$ \& $|$names$|$\_ &" in latex
     assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 2
     assert r"negative $\uparrow$" in latex
     lines = list(csv.DictReader(io.StringIO(results.to_csv(tmp_path / "t.csv").read_text())))
@@ -177,6 +178,15 @@ def test_formats(results, tmp_path):
     assert float(lines[0]["value"]) == VALUES["best"].mean()
     assert lines[0]["better"] == "higher"
     assert pq.read_table(results.to_parquet(tmp_path / "rows.parquet")).equals(results.rows)
+
+
+def test_names_that_are_commands_elsewhere(tmp_path):
+    name = r"a$_$^{2} #1 100% ~c\d `e` *f*"
+    found = make({name: BASE, "b": BASE - 1}, {})
+    escaped = r"a\$\_\$\textasciicircum{}\{2\} \#1 100\% \textasciitilde{}c\textbackslash{}d `e` *f* &"
+    assert escaped in latex(found, tmp_path / "t.tex")
+    assert r"| a$_$^{2} #1 100% ~c\\d \`e\` \*f\* |" in markdown(found, tmp_path / "t.md")
+    assert html.escape(name) in page(found, tmp_path / "report.html")
 
 
 FIRST = np.arange(9.0) + 1

@@ -11,6 +11,7 @@ from xattn.app.judge import ORDERS, MapCurve
 from xattn.app.walk import BOUNCES, Walk
 from xattn.explanation import Explanation
 from xattn.layout import TokenLayout
+from xattn.viz._panels import PlainFigure
 
 STRIP = (0, 1, 2, 3, 5, 10, BOUNCES)
 """Bounces that the report shows, before the limit."""
@@ -51,7 +52,7 @@ def prediction_figure(image: Tensor, maps: Mapping[str, Tensor], attention: Tens
 
 def curves_figure(curves: Sequence[MapCurve], name: str) -> Figure:
     """Probability of the class by the share of patches removed, both orders side by side."""
-    figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+    figure = PlainFigure(figsize=(9.6, 3.9), layout="constrained")
     methods = list(dict.fromkeys(curve.method for curve in curves))
     panels = figure.subplots(1, len(ORDERS), sharey=True)
     for axes, order in zip(panels, ORDERS, strict=True):
@@ -67,7 +68,7 @@ def curves_figure(curves: Sequence[MapCurve], name: str) -> Figure:
 def _single(image: Tensor, relevance: Tensor, title: str) -> Figure:
     """One overlay, with room for its title and its colour bar whatever the map is, so that films do not jump."""
     height, width = image.shape[-2:]
-    axes = Figure(figsize=(4.2, 4.2 * height / width + 0.8), layout="constrained").add_subplot()
+    axes = PlainFigure(figsize=(4.2, 4.2 * height / width + 0.8), layout="constrained").add_subplot()
     return viz.overlay(image, relevance, ax=axes, title=title)
 
 

@@ -11,17 +11,29 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from xattn.errors import ArgumentError
 from xattn.viz._reading import Reading, as_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
 
 _BAR: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.05, "pad": 0.03, "aspect": 25}
 _FINE = 4  # points per cell and side, so that hatching follows the cells
 CELL = (2.35, 2.95)
 """Width and height in inches of a panel with title and colour bar."""
+
+
+class PlainFigure(Figure):
+    """A figure whose names and words are shown as they are: two dollars in one of them begin no formula."""
+
+    def draw(self, renderer: "RendererBase") -> None:
+        """Draw all."""
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+        super().draw(renderer)
 
 
 def canvas(
@@ -57,7 +69,7 @@ def canvas(
         return figure_of(given[0]), given
     rows = math.ceil(panels / columns)
     size = (cell[0] * columns + 0.3, cell[1] * rows + 0.6)
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
+    figure = PlainFigure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
     if title:
         figure.suptitle(title, fontsize=13)
     if caption:
@@ -84,7 +96,7 @@ def rows_of(panels: int, one_row: int, columns: int | None = None) -> int:
 
 def single(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
     """The given axes, or those of a new figure of that size in inches."""
-    return ax or Figure(figsize=size, layout="constrained").add_subplot()
+    return ax or PlainFigure(figsize=size, layout="constrained").add_subplot()
 
 
 def show_picture(ax: "Axes", image: object, title: str | None, note: str = "") -> None:
