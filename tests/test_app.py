@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -465,7 +466,8 @@ class TestFiles:
 
 
 class TestAnswers:
-    def test_what_follows_by_itself_wipes_no_message_of_a_later_click(self, view, picture):
+    def test_what_follows_by_itself_wipes_no_message_of_a_later_click(self, view, picture, tmp_path, monkeypatch):
+        monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
         pytest.importorskip("gradio", reason='gradio is not installed: pip install "xattn[app]"')
         import gradio as gr
 
@@ -494,16 +496,19 @@ class TestAnswers:
 class TestCommand:
     def test_without_gradio_the_extra_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "gradio", None)
+        before = dict(os.environ)
         result = CliRunner().invoke(cli.app, ["app"])
         assert result.exit_code == 1
         assert 'pip install "xattn[app]"' in result.output
+        assert dict(os.environ) == before
 
     def test_a_limit_has_to_be_positive(self):
         result = CliRunner().invoke(cli.app, ["app", "--max-upload-mb", "0"])
         assert result.exit_code == 1
         assert "expected a positive number" in result.output
 
-    def test_clicks_are_answered_in_order_and_none_is_left_out(self, tmp_path):
+    def test_clicks_are_answered_in_order_and_none_is_left_out(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
         pytest.importorskip("gradio", reason='gradio is not installed: pip install "xattn[app]"')
 
         async def make():  # gradio asks for an event loop

@@ -82,10 +82,14 @@ def _check_address(host: str) -> None:
 def private_folder() -> Iterator[Path]:
     """A temporary folder that takes all files, gone in the end; gradio is told before it is imported."""
     with tempfile.TemporaryDirectory(prefix="xattn-app-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-        yield Path(folder)
+        told = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        before = {name: os.environ.get(name) for name in told}
+        os.environ.update(told)
+        try:
+            yield Path(folder)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def import_gradio() -> None:
