@@ -9,6 +9,7 @@ from torch import Tensor
 
 from xattn._state import undisturbed
 from xattn.attributions import TransformerAttribution
+from xattn.evaluation._foreign import foreign_relevance
 from xattn.evaluation._labels import Explained, sample_labels
 from xattn.evaluation._scores import batched_logits
 from xattn.evaluation._shared import Shared
@@ -96,8 +97,8 @@ class Chunk:
             )
             return relevance
         parts = zip(self.inputs.split(self.batch_size), target.split(self.batch_size), strict=True)
-        pixels = [self.method.attribute(x.clone().requires_grad_(), target=t).detach().sum(1) for x, t in parts]
-        return torch.cat(pixels)
+        pixels = [foreign_relevance(self.method, x.clone().requires_grad_(), (4,), target=t) for x, t in parts]
+        return torch.cat(pixels).sum(1)
 
 
 AnyChunk: TypeAlias = Chunk | TextChunk

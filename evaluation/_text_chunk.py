@@ -9,6 +9,7 @@ from torch import Tensor
 
 from xattn._state import undisturbed
 from xattn.attributions import TransformerAttribution
+from xattn.evaluation._foreign import foreign_relevance
 from xattn.evaluation._labels import Explained, sample_labels
 from xattn.evaluation.datasets import Sample
 from xattn.evaluation.text import sentence_logits, word_groups
@@ -65,8 +66,10 @@ class TextChunk:
                 internal_batch_size=self.batch_size,
             )
             return relevance
-        found: Tensor = self.method.attribute(self.inputs, target=target, additional_forward_args=(self.mask,)).detach()
-        return found.sum(-1) if found.ndim == self.inputs.ndim + 1 else found
+        found = foreign_relevance(
+            self.method, self.inputs.clone(), (2, 3), target=target, additional_forward_args=(self.mask,)
+        )
+        return found.sum(-1) if found.ndim == 3 else found
 
     def per_word(self, relevance: Tensor) -> list[Tensor]:
         """(words,) relevance of each sentence's words, summed over their pieces."""

@@ -61,7 +61,7 @@ class Worker:
                 chunk.method, chunk.seed = self.methods[name, seed], seed
                 try:
                     if id(chunk.method) not in explained:
-                        explained[id(chunk.method)] = _explain(chunk)
+                        explained[id(chunk.method)] = _explain(chunk, name)
                 except _REFUSALS as error:
                     if not plan.skip_refused:
                         raise
@@ -111,10 +111,14 @@ class Worker:
         return list(_rows(chunk, measured, facts))
 
 
-def _explain(chunk: AnyChunk) -> tuple[Tensor, float]:
+def _explain(chunk: AnyChunk, name: str) -> tuple[Tensor, float]:
     """Relevance of a chunk, and the seconds it took."""
     start = _now(chunk)
-    relevance = chunk.attribute(chunk.target)
+    try:
+        relevance = chunk.attribute(chunk.target)
+    except Exception as error:
+        error.add_note(f"method {name!r}, samples {chunk.samples[0].name} to {chunk.samples[-1].name}")
+        raise
     return relevance, _now(chunk) - start
 
 

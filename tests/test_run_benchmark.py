@@ -418,6 +418,37 @@ def test_a_protocol_that_fails_is_named(model, scenes, tmp_path):
     assert failed.value.__notes__[0].startswith("protocol 'mine', samples ")
 
 
+class Foreign:
+    """A method of another library."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def attribute(self, inputs, target=None):
+        return self.function(inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda x: x.detach().numpy(), "got ndarray"),
+        (lambda x: (x,), "got tuple"),
+        (lambda x: x.sum(1), "of torch.float32"),
+        (lambda x: x[:1], r"got \(1, 3, "),
+        (lambda x: x + 1j, "of torch.complex64"),
+    ],
+)
+def test_what_a_method_of_another_library_returns_is_checked(model, scenes, tmp_path, function, got):
+    with pytest.raises(ArgumentTypeError, match=rf"methods: Foreign\.attribute must return a real tensor.*{got}"):
+        benchmark(model, scenes, {"mine": Foreign(function)}, out=tmp_path, limit=2)
+
+
+def test_a_method_that_fails_is_named(model, scenes, tmp_path):
+    with pytest.raises(ZeroDivisionError) as failed:
+        benchmark(model, scenes, {"mine": Foreign(lambda x: 1 / 0)}, out=tmp_path, limit=2)
+    assert failed.value.__notes__[0].startswith("method 'mine', samples ")
+
+
 ONES = torch.ones(2, dtype=torch.float64)
 
 
