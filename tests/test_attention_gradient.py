@@ -193,8 +193,8 @@ def test_frozen_models_have_the_same_gradients_in_all_layers(name):
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert len(frozen) == len(expected) >= DEPTH
     for got, want in zip(frozen, expected, strict=True):
-        assert torch.allclose(got, want, atol=1e-6)
         assert want.abs().max() > 0
+        torch.testing.assert_close(got, want, atol=1e-5 * float(want.abs().max()), rtol=0)
 
 
 def test_a_tap_without_gradients_asks_for_none():
@@ -246,8 +246,8 @@ def test_checkpointing_changes_no_gradient(name, training):
     before = checkpointing_flags(model)
     assert any(before.values())
     for got, want in zip(through_run_forward(model), expected, strict=True):
-        assert torch.allclose(got, want, atol=1e-6)
         assert want.abs().max() > 0
+        torch.testing.assert_close(got, want, atol=1e-5 * float(want.abs().max()), rtol=0)
     assert checkpointing_flags(model) == before
     assert model.training is training
 

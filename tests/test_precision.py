@@ -86,8 +86,8 @@ def test_half_precision_ranks_the_patches_of_demo_alike(method, dtype):
 @pytest.mark.parametrize("dtype", HALF)
 def test_half_precision_ranks_the_patches_of_photos_alike(method, dtype):
     coarse = {"partial_lrp"} if dtype == torch.bfloat16 else set[str]()
-    # GradCAM cuts most patches at zero: one that crosses it in the eight bits of bfloat16 changes the rank of all.
-    cut = method == "token_gradcam" and dtype == torch.bfloat16
+    # These set most patches to zero: one that crosses the cut in the eight bits of bfloat16 changes the rank of all.
+    cut = method in ("token_gradcam", "dino_attention") and dtype == torch.bfloat16
     check(method, "photos", dtype, DECLARED | coarse, least=0.94 if cut else 0.99)
 
 
@@ -114,7 +114,8 @@ def test_float64_end_to_end(method):
     assert not torch.equal(result, again)  # nothing on the way was float32
     expected = methods[method](this.model).attribute(this.inputs, resolution="token")
     assert expected.dtype == torch.float32
-    torch.testing.assert_close(result.float(), expected, atol=1e-4, rtol=1e-3)
+    near = 1e-2 if method in DECLARED else 1e-3  # how much these magnify rounding depends on the machine
+    torch.testing.assert_close(result.float(), expected, atol=near * float(result.abs().max()), rtol=0)
 
 
 class _NoDouble(TorchDispatchMode):

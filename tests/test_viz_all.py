@@ -85,3 +85,13 @@ def test_too_few_axes_and_a_title_with_them_are_refused(name):
         draw(axes=axes)
     with pytest.raises(ArgumentError, match="title: is written above a new figure"):
         draw(axes=axes[:count], title="a title")
+
+
+def test_names_are_no_formulas_and_powers_of_ten_are():
+    figure = viz.relevance_layers({"a$_$": {"block$^$": [1.0, 200.0]}}, title="$_$")
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    assert all(label.get_parse_math() for label in ax.get_yticklabels())
+    assert any("10^{2}" in label.get_text() for label in ax.get_yticklabels())
+    names = [*ax.get_xticklabels(), *ax.get_legend().get_texts()]
+    assert not any(text.get_parse_math() for text in names)

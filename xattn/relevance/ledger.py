@@ -75,7 +75,10 @@ class Ledger:
         magnitude = by.abs()
         if size is None:
             size = self._sum(magnitude) / (magnitude.numel() / self._sum(magnitude).numel())
-        cancelled = (size / magnitude).masked_fill_(magnitude == 0, 0.0)
+            cancelled = (size / magnitude).masked_fill_(magnitude == 0, 0.0)
+        else:
+            least = size * torch.finfo(by.dtype).eps  # terms that leave nothing leave what rounding hides
+            cancelled = (size / torch.maximum(magnitude, least)).nan_to_num_(0.0)
         shares = relevance.abs().mul_(cancelled)
         weighted = self._sum(cancelled.mul_(shares)) / self._sum(shares).clamp(min=1e-30)
         self.sums = self.sums.to(by.device) + eps * weighted.flatten()

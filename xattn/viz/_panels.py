@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, ScalarFormatter
 
 from xattn.errors import ArgumentError
 from xattn.viz._reading import Reading, as_picture
@@ -30,8 +31,11 @@ class PlainFigure(Figure):
     """A figure whose names and words are shown as they are: two dollars in one of them begin no formula."""
 
     def draw(self, renderer: "RendererBase") -> None:
-        """Draw all."""
-        for text in self.findobj(Text):
+        """Draw all; numbers on axes keep their powers of ten."""
+        axes = [axis for ax in self.axes for axis in (ax.xaxis, ax.yaxis)]
+        numbered = [axis for axis in axes if isinstance(axis.get_major_formatter(), (LogFormatter, ScalarFormatter))]
+        numbers = [label for axis in numbered for label in axis.get_ticklabels(which="both")]
+        for text in set(self.findobj(Text)).difference(numbers):
             text.set_parse_math(False)
         super().draw(renderer)
 
