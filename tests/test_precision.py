@@ -59,6 +59,9 @@ def explained(method, name, dtype, rounded=None, **kwargs):
     return relevance.flatten(1), any(issubclass(w.category, PrecisionWarning) for w in caught)
 
 
+reference = cache(explained)
+
+
 def rank_correlation(maps, others):
     """Mean over samples; identical constant maps count as 1."""
     pairs = [(a.double(), b.double()) for a, b in zip(maps, others, strict=True)]
@@ -68,7 +71,7 @@ def rank_correlation(maps, others):
 
 
 def check(method, name, dtype, declared=frozenset(DECLARED), least=0.99):
-    expected, _ = explained(method, name, torch.float32, rounded=dtype if method in declared else None)
+    expected, _ = reference(method, name, torch.float32, rounded=dtype if method in declared else None)
     half, warned = explained(method, name, dtype)
     assert half.dtype == torch.float32
     assert warned == (method in declared)
